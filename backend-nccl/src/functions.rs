@@ -23,7 +23,7 @@ use crate::transport::ReduceOp;
 /// # Errors
 /// What [`ProcessGroup::all_reduce`] returns, and [`Error::UnsupportedDType`].
 pub fn all_reduce<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
-    run(tensor, group, |tensor, call| Dispatch::all_reduce(tensor, op, call))
+    run(tensor, group, |tensor, call| Dispatch::group_all_reduce(tensor, op, call))
 }
 
 /// Replaces `tensor` by the one of the `root` rank.
@@ -34,7 +34,7 @@ pub fn all_reduce<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &Proce
 /// # Errors
 /// What [`ProcessGroup::broadcast`] returns, and [`Error::UnsupportedDType`].
 pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &ProcessGroup) -> Result<Tensor<D>> {
-    run(tensor, group, |tensor, call| Dispatch::broadcast(tensor, root, call))
+    run(tensor, group, |tensor, call| Dispatch::group_broadcast(tensor, root, call))
 }
 
 /// Concatenates the tensors of all ranks along dimension 0, in rank order.
@@ -45,7 +45,7 @@ pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &Process
 /// # Errors
 /// What [`ProcessGroup::all_gather`] returns, and [`Error::UnsupportedDType`].
 pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Result<Tensor<D>> {
-    run(tensor, group, Dispatch::all_gather)
+    run(tensor, group, Dispatch::group_all_gather)
 }
 
 /// Reduces over all ranks and returns this rank's part of dimension 0.
@@ -64,7 +64,7 @@ pub fn reduce_scatter<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &P
     if tensor.is_tracked() && !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Err(Error::NotDifferentiable { op: "reduce_scatter", reduce: op });
     }
-    run(tensor, group, |tensor, call| Dispatch::reduce_scatter(tensor, op, call))
+    run(tensor, group, |tensor, call| Dispatch::group_reduce_scatter(tensor, op, call))
 }
 
 fn run<const D: usize>(

@@ -80,13 +80,13 @@ fn resized<B: Backend>(
 ) -> FloatTensor<B> {
     let (device, burn_dtype) = (tensor.device(), tensor.dtype());
     let outcome = read::<B>(tensor).and_then(|data| {
-        let mut received = TensorData::full_dtype(0, shape.clone(), burn_dtype).into_bytes();
+        let mut received = TensorData::full_dtype(shape.clone(), 0, burn_dtype).into_bytes();
         run(data.as_bytes(), &mut received, wire_dtype(data.dtype())?)?;
         Ok(TensorData::from_bytes(received, shape.clone(), burn_dtype))
     });
     let data = outcome.unwrap_or_else(|error| {
         call.fail(error);
-        TensorData::full_dtype(0, shape, burn_dtype)
+        TensorData::full_dtype(shape, 0, burn_dtype)
     });
     B::float_from_data(data, &device)
 }
