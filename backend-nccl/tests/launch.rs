@@ -1,18 +1,24 @@
 //! The launcher with real processes: shell scripts as ranks under the `burnrun` command.
 
 use std::{
-    fs,
-    io::{BufRead, BufReader, Read},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    fs::{self, File},
+    io::{BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, FromRawFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
     path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
+use burn_nccl::launch::{self, LaunchConfig, LaunchError, RankOutput};
 use nix::{
     errno::Errno,
+    libc,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{SigHandler, Signal, kill, signal},
-    unistd::Pid,
+    unistd::{Pid, setsid},
 };
 
 /// Longer than anything here takes; only a test that hangs reaches it.
@@ -148,7 +154,10 @@ fn lines_stay_whole_whatever_their_length() {
         let lines: Vec<_> = stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
         let lengths: Vec<_> = lines.iter().map(|line| line.len()).collect();
         assert_eq!(lengths, [&[100_000; 20][..], &[1_000_000]].concat());
-        assert!(lines.iter().all(|line| line.chars().all(|c| rank.starts_with(c))), "a line of rank {rank} is mixed");
+        assert!(
+            lines.iter().all(|line| line.chars().all(|c| rank.starts_with(c))),
+            "a line of rank {rank} is mixed"
+        );
     }
     assert_eq!(stdout.lines().count(), 42);
 }
@@ -187,7 +196,10 @@ fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
     let stderr = text(&output.stderr);
     let lines: Vec<_> = stderr.lines().collect();
     let [error, cause, tail, help] = lines[lines.len() - 4..] else { panic!("{stderr}") };
-    assert!(error.starts_with("error: rank 2 (pid ") && error.ends_with(") failed first: exit code 7"), "{stderr}");
+    assert!(
+        error.starts_with("error: rank 2 (pid ") && error.ends_with(") failed first: exit code 7"),
+        "{stderr}"
+    );
     assert_eq!((cause, tail), ("cause: its last lines on stderr are", "  loss is NaN"));
     assert!(help.starts_with("help: "), "{stderr}");
     for rank in [0, 1, 3] {
@@ -211,7 +223,10 @@ fn a_deadly_signal_is_named() {
     let output = run(&["--nproc-per-node", "2"], "if [ $RANK = 1 ]; then kill -KILL $$; fi; sleep 60");
     assert_eq!(output.status.code(), Some(128 + 9));
     let stderr = text(&output.stderr);
-    assert!(stderr.contains("error: rank 1 (pid ") && stderr.contains(") failed first: SIGKILL\n"), "{stderr}");
+    assert!(
+        stderr.contains("error: rank 1 (pid ") && stderr.contains(") failed first: SIGKILL\n"),
+        "{stderr}"
+    );
     assert!(stderr.lines().last().is_some_and(|line| line.contains("memory")), "{stderr}");
 }
 
@@ -232,8 +247,10 @@ fn the_smallest_timestamp_of_the_error_files_is_the_first_cause() {
 #[test]
 fn a_rank_that_ignores_sigterm_is_gone_after_the_grace() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let script = format!("trap '' TERM; echo $$ > {}/$RANK; while :; do sleep 0.1; done", folder.path().display());
-    let child = burnrun(&["--nproc-per-node", "2", "--grace-seconds", "1"], &script).spawn().expect("burnrun starts");
+    let script =
+        format!("trap '' TERM; echo $$ > {}/$RANK; while :; do sleep 0.1; done", folder.path().display());
+    let child =
+        burnrun(&["--nproc-per-node", "2", "--grace-seconds", "1"], &script).spawn().expect("burnrun starts");
     let ranks = pids(folder.path(), 2);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("signalled");
     let output = finish(child);
@@ -245,7 +262,8 @@ fn a_rank_that_ignores_sigterm_is_gone_after_the_grace() {
 
 #[test]
 fn signals_are_passed_on_and_become_the_exit_code() {
-    for (sent, name, code) in [(Signal::SIGINT, "INT", 130), (Signal::SIGHUP, "HUP", 129), (Signal::SIGQUIT, "QUIT", 131)]
+    for (sent, name, code) in
+        [(Signal::SIGINT, "INT", 130), (Signal::SIGHUP, "HUP", 129), (Signal::SIGQUIT, "QUIT", 131)]
     {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let script = format!(
@@ -333,7 +351,8 @@ fn wrong_options_end_with_exit_code_2() {
         &["--nproc-per-node", "2", "--log-dir", "logs", "--no-prefix", "--", "true"],
     ];
     for options in wrong {
-        let output = Command::new(env!("CARGO_BIN_EXE_burnrun")).args(options).output().expect("burnrun starts");
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_burnrun")).args(options).output().expect("burnrun starts");
         assert_eq!(output.status.code(), Some(2), "{options:?}: {output:?}");
     }
 }
@@ -350,7 +369,9 @@ fn a_port_that_is_served_is_refused_before_any_rank_starts() {
 #[test]
 fn four_launches_at_once_have_four_ports() {
     let launches: Vec<_> = (0..4)
-        .map(|_| burnrun(&["--nproc-per-node", "2"], "echo $MASTER_PORT; sleep 1").spawn().expect("burnrun starts"))
+        .map(|_| {
+            burnrun(&["--nproc-per-node", "2"], "echo $MASTER_PORT; sleep 1").spawn().expect("burnrun starts")
+        })
         .collect();
     let mut ports: Vec<_> = launches
         .into_iter()
@@ -370,7 +391,8 @@ fn four_launches_at_once_have_four_ports() {
 fn ranks_go_on_when_nobody_reads_their_output() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let options = ["--nproc-per-node", "1", "--log-dir", folder.path().to_str().expect("UTF-8")];
-    let mut child = burnrun(&options, "echo first; sleep 0.3; echo second; echo third").spawn().expect("burnrun starts");
+    let mut child =
+        burnrun(&options, "echo first; sleep 0.3; echo second; echo third").spawn().expect("burnrun starts");
     let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut line = String::new();
     reader.read_line(&mut line).expect("a line");
@@ -382,10 +404,143 @@ fn ranks_go_on_when_nobody_reads_their_output() {
 
 #[test]
 fn output_is_shown_while_the_ranks_run() {
-    let mut child = burnrun(&["--nproc-per-node", "1"], "echo up; read never < /dev/stdin; sleep 60").spawn().expect("ok");
+    let mut child = burnrun(&["--nproc-per-node", "1"], "echo up; read never < /dev/stdin; sleep 60")
+        .spawn()
+        .expect("ok");
     let mut seen = [0; 12];
     child.stdout.as_mut().expect("a pipe").read_exact(&mut seen).expect("a line while the rank sleeps");
     assert_eq!(&seen, b"[rank 0] up\n");
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("signalled");
     assert_eq!(finish(child).status.code(), Some(143));
+}
+
+/// Tells a copy of this test binary that it is to play a part in the test of this name.
+const PART: &str = "LAUNCH_TEST_PART";
+
+/// The arguments with which this binary runs only the test `name`.
+fn only(name: &str) -> [&str; 3] {
+    ["--exact", "--nocapture", name]
+}
+
+#[test]
+fn a_panic_is_reported_in_the_ranks_own_words() {
+    const NAME: &str = "a_panic_is_reported_in_the_ranks_own_words";
+    if std::env::var_os(PART).is_some() {
+        launch::install_panic_hook();
+        launch::install_panic_hook();
+        if std::env::var("RANK").as_deref() == Ok("0") {
+            // Reported before the panic of rank 1, but by its own words a consequence.
+            launch::report_consequence("lost peer 1");
+            std::process::exit(9);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        panic!("gradient of rank 1 is NaN");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burnrun"));
+    command
+        .args(["--nproc-per-node", "2", "--"])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(only(NAME));
+    command.env(PART, "rank").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = finish(command.spawn().expect("burnrun starts"));
+    // The exit code of a test binary with a failed test.
+    assert_eq!(output.status.code(), Some(101));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("exit code 9: lost peer 1\n"), "{stderr}");
+    let cause = stderr.lines().rev().nth(1).expect("a cause");
+    assert!(
+        cause.starts_with("cause: panicked at ") && cause.ends_with(": gradient of rank 1 is NaN"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_program_can_launch_ranks_itself_one_job_at_a_time() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut config = LaunchConfig::new("/bin/sh", 2);
+    config.args = ["-c", "echo $GREETING $WHO; sleep 1"].map(Into::into).into();
+    config.env = vec![("GREETING".into(), "hello".into())];
+    config.rank_env = ["zero", "one"].map(|who| vec![("WHO".into(), who.into())]).into();
+    config.log_dir = Some(folder.path().to_owned());
+    config.rank_zero_output = RankOutput::LogOnly;
+    config.other_output = RankOutput::LogOnly;
+    let handler = || {
+        // SAFETY: reads and puts back the action of a signal that this test binary does not use otherwise.
+        let previous = unsafe { signal(Signal::SIGQUIT, SigHandler::SigDfl) }.expect("read");
+        matches!(previous, SigHandler::SigDfl)
+    };
+    assert!(handler());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| launch::run(&config));
+        let log = folder.path().join("rank-1.log");
+        wait_for("rank 1 to write", || fs::read_to_string(&log).ok().filter(|text| !text.is_empty()));
+        assert!(matches!(launch::run(&config), Err(LaunchError::AlreadyLaunching)));
+        assert_eq!(first.join().expect("no panic").expect("launched").exit_code(), 0);
+    });
+    assert!(handler(), "the program's own handlers are back");
+    for (rank, who) in ["zero", "one"].into_iter().enumerate() {
+        let log = fs::read_to_string(folder.path().join(format!("rank-{rank}.log"))).expect("a log");
+        assert_eq!(log, format!("hello {who}\n"));
+    }
+}
+
+/// The two ends of a new terminal.
+fn open_terminal() -> (File, OwnedFd) {
+    let (mut master, mut slave) = (-1, -1);
+    let (name, settings, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
+    // SAFETY: both numbers are valid for writes, and null stands for the defaults.
+    assert_eq!(unsafe { libc::openpty(&mut master, &mut slave, name, settings, size) }, 0);
+    // SAFETY: `openpty` has just opened both.
+    unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) }
+}
+
+/// Reads what `terminal` shows until it has shown `end`.
+fn read_until(terminal: &mut File, end: &str) {
+    let mut shown = Vec::new();
+    while !String::from_utf8_lossy(&shown).contains(end) {
+        let mut waiting = [PollFd::new(terminal.as_fd(), PollFlags::POLLIN)];
+        let ready = poll(&mut waiting, PollTimeout::try_from(DEADLINE).expect("fits")).expect("polled");
+        assert_eq!(ready, 1, "waited in vain for {end:?} after {}", String::from_utf8_lossy(&shown));
+        let mut byte = [0];
+        terminal
+            .read_exact(&mut byte)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&shown)));
+        shown.push(byte[0]);
+    }
+}
+
+#[test]
+fn rank_zero_can_own_the_terminal() {
+    const NAME: &str = "rank_zero_can_own_the_terminal";
+    if std::env::var_os(PART).is_some() {
+        // Changing the mode and reading would stop a process outside of the foreground group.
+        let script = "[ $RANK = 1 ] && exec sleep 60; stty -echo; echo ready; read line; echo got $line; exec sleep 60";
+        let mut config = LaunchConfig::new("/bin/sh", 2);
+        config.args = ["-c", script].map(Into::into).into();
+        config.rank_zero_output = RankOutput::Terminal;
+        let outcome = launch::run(&config).expect("launched");
+        eprint!("{outcome}");
+        std::process::exit(outcome.exit_code());
+    }
+    let (mut terminal, slave) = open_terminal();
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let end = || Stdio::from(slave.try_clone().expect("a copy"));
+    command.args(only(NAME)).env(PART, "launcher").stdin(end()).stdout(end()).stderr(end());
+    // SAFETY: system calls only, between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            signal(Signal::SIGINT, SigHandler::SigDfl)?;
+            setsid()?;
+            Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
+            Ok(())
+        })
+    };
+    let child = command.spawn().expect("started");
+    drop((command, slave));
+    read_until(&mut terminal, "ready");
+    terminal.write_all(b"hello\n").expect("typed");
+    read_until(&mut terminal, "got hello");
+    terminal.write_all(b"\x03").expect("typed Ctrl-C");
+    read_until(&mut terminal, "error: the job was ended by SIGINT");
+    assert_eq!(finish(child).status.code(), Some(130));
 }

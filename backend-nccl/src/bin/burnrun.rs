@@ -2,14 +2,23 @@
 
 use burn_nccl::launch::{LaunchConfig, LaunchError, NprocPerNode, Outcome, RankOutput, run};
 use clap::Parser;
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 /// Start copies of a program as the ranks of one job, with the environment that torchrun would give them.
 ///
 /// The exit code is 0 when all ranks succeed, else that of the rank that failed first, or 128 + N when signal N ended
 /// that rank or burnrun itself; 1 when the job cannot be started, 2 when the options are wrong.
 #[derive(Parser)]
-#[command(version, override_usage = "burnrun [OPTIONS] --nproc-per-node <N|auto> -- <PROGRAM> [ARGUMENTS]...")]
+#[command(
+    version,
+    override_usage = "burnrun [OPTIONS] --nproc-per-node <N|auto> -- <PROGRAM> [ARGUMENTS]..."
+)]
 struct Options {
     /// Ranks on this machine; auto takes one per NVIDIA GPU, or one per core where there is no GPU
     #[arg(long, value_name = "N|auto")]
@@ -41,17 +50,14 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    match launch(Options::parse()) {
-        Ok(outcome) => {
-            eprint!("{outcome}");
-            // The ranks' exit codes and 128 + signal all fit; anything else is a failure.
-            u8::try_from(outcome.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let (last_words, code) = match launch(Options::parse()) {
+        // The ranks' exit codes and 128 + signal all fit; anything else is a failure.
+        Ok(outcome) => (outcome.to_string(), u8::try_from(outcome.exit_code()).unwrap_or(1)),
+        Err(error) => (format!("error: {error}\n"), 1),
+    };
+    // Not eprint!, which would panic, and change the exit code, where nobody reads stderr any more.
+    let _ = io::stderr().write_all(last_words.as_bytes());
+    ExitCode::from(code)
 }
 
 fn launch(options: Options) -> Result<Outcome, LaunchError> {

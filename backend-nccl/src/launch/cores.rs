@@ -1,3 +1,4 @@
+use super::error::LaunchError;
 use std::{num::NonZeroUsize, str::FromStr};
 
 /// How many ranks to start on a machine: a number, or one per device.
@@ -14,7 +15,7 @@ impl NprocPerNode {
     pub fn resolve(self) -> usize {
         match self {
             Self::Count(count) => count.get(),
-            Self::Auto => match visible_gpus(gpu_count(), std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()) {
+            Self::Auto => match visible_gpu_count() {
                 0 => core_count(),
                 gpus => gpus,
             },
@@ -23,14 +24,21 @@ impl NprocPerNode {
 }
 
 impl FromStr for NprocPerNode {
-    type Err = String;
+    type Err = LaunchError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            number => number.parse().map(Self::Count).map_err(|_| "give a whole number of at least 1, or auto".into()),
+    fn from_str(text: &str) -> Result<Self, LaunchError> {
+        match text.parse() {
+            Ok(count) => Ok(Self::Count(count)),
+            Err(_) if text == "auto" => Ok(Self::Auto),
+            Err(_) => Err(LaunchError::NprocPerNode { given: text.to_owned() }),
         }
     }
+}
+
+/// NVIDIA GPUs that programs started here may see: those of the machine or container, less what
+/// `CUDA_VISIBLE_DEVICES` hides. Asks no driver, so it works in builds without CUDA.
+pub fn visible_gpu_count() -> usize {
+    visible_gpus(gpu_count(), std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
 }
 
 /// Compute threads of each rank when `ranks` share `cores`: an equal part, and at least 1.
@@ -97,8 +105,8 @@ mod tests {
 
     #[test]
     fn a_number_of_ranks_is_auto_or_at_least_one() {
-        assert_eq!("auto".parse(), Ok(NprocPerNode::Auto));
-        assert_eq!("3".parse::<NprocPerNode>().map(NprocPerNode::resolve), Ok(3));
+        assert_eq!("auto".parse().ok(), Some(NprocPerNode::Auto));
+        assert_eq!("3".parse().map(NprocPerNode::resolve).ok(), Some(3));
         for wrong in ["0", "-1", "", "all"] {
             assert!(wrong.parse::<NprocPerNode>().is_err(), "{wrong:?}");
         }

@@ -37,7 +37,8 @@ pub(super) fn rank_variables(
     let mut variables = Vec::new();
     for name in THREAD_VARIABLES {
         if config.threads_per_rank.is_some() || !is_inherited(name.as_ref()) {
-            let threads = config.threads_per_rank.unwrap_or(threads_per_rank(job.cores, config.nproc_per_node));
+            let threads =
+                config.threads_per_rank.unwrap_or(threads_per_rank(job.cores, config.nproc_per_node));
             variables.push((name.into(), threads.to_string().into()));
         }
     }
@@ -88,7 +89,8 @@ mod tests {
             ("RAYON_NUM_THREADS", "2"),
             ("OMP_NUM_THREADS", "2"),
         ];
-        let expected: HashMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let expected: HashMap<_, _> =
+            expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         assert_eq!(variables(|_| (), &[]), expected);
     }
 

@@ -10,6 +10,13 @@ pub enum LaunchError {
     #[error("cannot launch 0 ranks: a job needs at least one; set the ranks per node to 1 or more")]
     NoRanks,
 
+    /// Neither a number of ranks nor the word auto.
+    #[error("{given:?} is not a number of ranks: give a whole number of at least 1, or auto")]
+    NprocPerNode {
+        /// What was given.
+        given: String,
+    },
+
     /// `rank_env` is neither empty nor as long as the job has ranks.
     #[error(
         "variables are given for {found} ranks but the job has {expected}: give one list per rank, or none at all"
@@ -26,7 +33,9 @@ pub enum LaunchError {
     SharedTerminal,
 
     /// A rank's output was to go to a log file only, and there is no folder for it.
-    #[error("output goes to log files only but no log folder is given, so it would be lost: give a log folder")]
+    #[error(
+        "output goes to log files only but no log folder is given, so it would be lost: give a log folder"
+    )]
     NoLogDir,
 
     /// A log folder was given and no rank would write to it.
@@ -94,7 +103,9 @@ pub enum LaunchError {
     },
 
     /// Another launch is under way in this process; signals can be forwarded to one job only.
-    #[error("another launch is running in this process: wait for it to end, or launch from a process of its own")]
+    #[error(
+        "another launch is running in this process: wait for it to end, or launch from a process of its own"
+    )]
     AlreadyLaunching,
 }
 

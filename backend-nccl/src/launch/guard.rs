@@ -37,7 +37,8 @@ impl Guard {
         let (reader, pipe) = io::pipe().map_err(LaunchError::system(ACTION))?;
         let mut targets = vec![0; capacity];
         // The guard is born with all signals blocked, so no handler of the launcher ever runs in it.
-        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(LaunchError::system(ACTION))?;
+        let mask =
+            SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(LaunchError::system(ACTION))?;
         // SAFETY: the process may have other threads, so the child must not allocate or take a lock until it ends;
         // `stand_guard` makes system calls only, on memory allocated above, and never returns.
         let forked = unsafe { fork() };

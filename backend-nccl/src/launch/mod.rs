@@ -65,7 +65,7 @@ mod spawn;
 mod watch;
 
 pub use config::{LaunchConfig, RankOutput};
-pub use cores::{NprocPerNode, threads_per_rank};
+pub use cores::{NprocPerNode, threads_per_rank, visible_gpu_count};
 pub use error::LaunchError;
 pub use outcome::{Ending, Failure, Outcome, RankEnd};
 pub use report::{ErrorReport, install_panic_hook, report_consequence, report_error};

@@ -163,7 +163,11 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for end in &self.consequences {
             let by = if end.was_signalled { ", ended by the launcher" } else { "" };
-            write!(f, "note: rank {} (pid {}) ended as a consequence: {}{by}", end.rank, end.pid, end.ending)?;
+            write!(
+                f,
+                "note: rank {} (pid {}) ended as a consequence: {}{by}",
+                end.rank, end.pid, end.ending
+            )?;
             match &end.report {
                 Some(report) => writeln!(f, ": {}", report.message.trim_end())?,
                 None => writeln!(f)?,
@@ -173,7 +177,10 @@ impl fmt::Display for Failure {
         writeln!(f, "error: rank {} (pid {}) failed first: {}", first.rank, first.pid, first.ending)?;
         match (&first.report, first.stderr.as_slice()) {
             (Some(report), _) => writeln!(f, "cause: {}", report.message.trim_end())?,
-            (None, []) => writeln!(f, "cause: unknown, the rank wrote nothing to stderr that the launcher has read")?,
+            (None, []) => writeln!(
+                f,
+                "cause: not known, the rank left no error report and nothing on stderr that the launcher reads"
+            )?,
             (None, lines) => {
                 writeln!(f, "cause: its last lines on stderr are")?;
                 lines.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
@@ -276,7 +283,11 @@ mod tests {
 
     #[test]
     fn an_interrupted_job_names_the_ranks_that_had_to_be_killed() {
-        let ends = vec![end(0, Ending::Signal(15), 1.0), end(1, Ending::Signal(9), 2.0), end(3, Ending::Signal(9), 2.0)];
+        let ends = vec![
+            end(0, Ending::Signal(15), 1.0),
+            end(1, Ending::Signal(9), 2.0),
+            end(3, Ending::Signal(9), 2.0),
+        ];
         let text = Outcome::judge(ends, Some(Signal::SIGTERM)).to_string();
         assert_eq!(text, "error: the job was ended by SIGTERM; killed after the grace: rank 1, 3\n");
     }

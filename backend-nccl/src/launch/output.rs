@@ -151,7 +151,8 @@ impl Forwarder {
 /// Passes on the lines that `bytes` complete, or at the end of the stream (`None`) the unfinished one.
 fn pass_on(stream: &mut Stream, bytes: Option<&[u8]>, tails: &Tails) {
     let (mut shown, mut logged) = (Vec::new(), Vec::new());
-    let mut tails = (stream.channel == Channel::Stderr).then(|| tails.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut tails =
+        (stream.channel == Channel::Stderr).then(|| tails.lock().unwrap_or_else(PoisonError::into_inner));
     let take = |line: &[u8]| {
         if let Some(prefix) = &stream.prefix {
             for part in [prefix.as_slice(), line, b"\n"] {
@@ -175,7 +176,10 @@ fn pass_on(stream: &mut Stream, bytes: Option<&[u8]>, tails: &Tails) {
         && let Err(error) = log.write_all(&logged)
     {
         stream.log = None;
-        show(Channel::Stderr, format!("cannot write the log of rank {}: {error}; it ends here\n", stream.rank).as_bytes());
+        show(
+            Channel::Stderr,
+            format!("cannot write the log of rank {}: {error}; it ends here\n", stream.rank).as_bytes(),
+        );
     }
     show(stream.channel, &shown);
 }

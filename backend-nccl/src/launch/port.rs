@@ -24,7 +24,8 @@ impl MasterPort {
     /// Takes the port `asked` on `address`, or any free one.
     pub(super) fn reserve(address: &str, asked: Option<u16>) -> Result<Self, LaunchError> {
         match asked {
-            None => Self::hold((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(|source| LaunchError::NoFreePort { source }),
+            None => Self::hold((Ipv4Addr::UNSPECIFIED, 0).into())
+                .map_err(|source| LaunchError::NoFreePort { source }),
             Some(port) => Self::ask(address, port),
         }
     }
@@ -34,7 +35,9 @@ impl MasterPort {
         let resolved = (address, port).to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
         match resolved.map(Self::hold) {
             Some(Ok(held)) => Ok(held),
-            Some(Err(source)) if matches!(source.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied) => {
+            Some(Err(source))
+                if matches!(source.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied) =>
+            {
                 Err(LaunchError::Port { port, source })
             }
             _ => Ok(Self { number: port, _held: None }),
@@ -73,7 +76,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_held_port_is_given_to_nobody_else() {
-        let held: Vec<_> = (0..200).map(|_| MasterPort::reserve("127.0.0.1", None).expect("a free port")).collect();
+        let held: Vec<_> =
+            (0..200).map(|_| MasterPort::reserve("127.0.0.1", None).expect("a free port")).collect();
         assert!(held.iter().all(|port| port._held.is_some()));
         let numbers: std::collections::HashSet<_> = held.iter().map(|port| port.number).collect();
         assert_eq!(numbers.len(), held.len());

@@ -102,7 +102,8 @@ mod tests {
     fn the_first_report_stands() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("error.json");
-        let report = |message: &str| ErrorReport { message: message.into(), timestamp: 2.5, consequence: true };
+        let report =
+            |message: &str| ErrorReport { message: message.into(), timestamp: 2.5, consequence: true };
         write_report(&path, &report("first")).expect("written");
         write_report(&path, &report("second")).expect("left alone");
         assert_eq!(read_report(&path), Some(report("first")));

@@ -36,7 +36,12 @@ pub fn run(config: &LaunchConfig) -> Result<Outcome, LaunchError> {
     run_ranks(&job, &error_folder.path, &guard, &signals)
 }
 
-fn run_ranks(job: &Job, error_folder: &Path, guard: &Guard, signals: &Signals) -> Result<Outcome, LaunchError> {
+fn run_ranks(
+    job: &Job,
+    error_folder: &Path,
+    guard: &Guard,
+    signals: &Signals,
+) -> Result<Outcome, LaunchError> {
     let config = job.config;
     let (mut ranks, mut streams) = (Vec::new(), Vec::new());
     for rank in 0..config.nproc_per_node {
@@ -55,7 +60,8 @@ fn run_ranks(job: &Job, error_folder: &Path, guard: &Guard, signals: &Signals) -
     if let Outcome::Failed(failure) = &mut outcome
         && config.output_of(failure.first.rank).is_captured()
     {
-        failure.log = config.log_dir.as_ref().map(|folder| folder.join(format!("rank-{}.log", failure.first.rank)));
+        failure.log =
+            config.log_dir.as_ref().map(|folder| folder.join(format!("rank-{}.log", failure.first.rank)));
     }
     Ok(outcome)
 }

@@ -16,10 +16,7 @@ use nix::{
 use std::{
     fs::{self, File},
     io,
-    os::{
-        fd::RawFd,
-        unix::process::CommandExt,
-    },
+    os::{fd::RawFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -74,13 +71,10 @@ impl RankProcess {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         tie_to_launcher(&mut command, leads_group.then(|| guard.entry()));
-        let mut child = command.spawn().map_err(|source| LaunchError::Program {
-            program: config.program.clone(),
-            rank,
-            source,
-        })?;
+        let mut child = command.spawn().map_err(|source| start_error(config, rank, source))?;
         let is_shown = output == RankOutput::Prefixed;
-        let stdout = child.stdout.take().map(|pipe| Stream::new(rank, Channel::Stdout, pipe, is_shown, log.clone()));
+        let stdout =
+            child.stdout.take().map(|pipe| Stream::new(rank, Channel::Stdout, pipe, is_shown, log.clone()));
         let stderr = child.stderr.take().map(|pipe| Stream::new(rank, Channel::Stderr, pipe, is_shown, log));
         let process = Self { rank, error_file, child, leads_group, ended: None, was_signalled: false };
         Ok((process, stdout.into_iter().chain(stderr).collect()))
@@ -150,6 +144,16 @@ fn tie_to_launcher(command: &mut Command, guard_entry: Option<RawFd>) {
     unsafe { command.pre_exec(tie) };
 }
 
+/// Tells a machine that is short of something from a program that cannot be started.
+fn start_error(config: &LaunchConfig, rank: usize, source: io::Error) -> LaunchError {
+    match source.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
+            LaunchError::System { action: "start a process for each rank", source }
+        }
+        _ => LaunchError::Program { program: config.program.clone(), rank, source },
+    }
+}
+
 /// How the child `pid` ended, or `None` while it runs.
 fn ending_of(pid: u32) -> Option<Ending> {
     // SAFETY: all bytes zero is a valid `siginfo_t`.
@@ -172,7 +176,8 @@ fn ending_of(pid: u32) -> Option<Ending> {
 fn open_log(config: &LaunchConfig, rank: usize) -> Result<Option<Arc<File>>, LaunchError> {
     let Some(folder) = &config.log_dir else { return Ok(None) };
     let path = folder.join(format!("rank-{rank}.log"));
-    let opened = fs::create_dir_all(folder).and_then(|()| File::options().create(true).append(true).open(&path));
+    let opened =
+        fs::create_dir_all(folder).and_then(|()| File::options().create(true).append(true).open(&path));
     let file = opened.map_err(|source| LaunchError::File { path, source })?;
     Ok(Some(Arc::new(file)))
 }
