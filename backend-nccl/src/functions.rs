@@ -3,7 +3,7 @@
 //! Every rank of the group must make the same call, in the same order, with the same shapes: order is the
 //! contract, and the group checks it in debug builds. Differentiating through a result is a collective as well
 //! (its adjoint), so either all ranks call `backward` or none. An error inside a backward pass cannot be returned
-//! from it: it ends the group, and [`ProcessGroup::check`] or the next call on the group returns it.
+//! from it: it ends the group, and the next call on the group returns it.
 //!
 //! Source: `torch.distributed.nn.functional`, with the exact adjoints for minimum, maximum and product.
 
@@ -22,7 +22,11 @@ use crate::transport::ReduceOp;
 ///
 /// # Errors
 /// What [`ProcessGroup::all_reduce`] returns, and [`Error::UnsupportedDType`].
-pub fn all_reduce<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
+pub fn all_reduce<const D: usize>(
+    tensor: Tensor<D>,
+    op: ReduceOp,
+    group: &ProcessGroup,
+) -> Result<Tensor<D>> {
     run(tensor, group, |tensor, call| Dispatch::group_all_reduce(tensor, op, call))
 }
 
@@ -56,7 +60,11 @@ pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Re
 /// # Errors
 /// What [`ProcessGroup::reduce_scatter`] returns; [`Error::UnevenShards`] where the world size does not divide
 /// dimension 0; [`Error::NotDifferentiable`] for min, max and product of a tensor that requires gradients.
-pub fn reduce_scatter<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
+pub fn reduce_scatter<const D: usize>(
+    tensor: Tensor<D>,
+    op: ReduceOp,
+    group: &ProcessGroup,
+) -> Result<Tensor<D>> {
     let (rows, world_size) = (tensor.dims()[0], group.world_size());
     if rows % world_size != 0 {
         return Err(Error::UnevenShards { rows, world_size });

@@ -101,7 +101,11 @@ pub trait CollectiveBackend: Backend {
     ///
     /// `lift` is an untracked tensor whose place in the graph decides when the hook fires (see
     /// [`ddp`](crate::ddp)). Without autodiff there is no gradient and nothing to do.
-    fn gradient_hook(tensor: FloatTensor<Self>, lift: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+    fn gradient_hook(
+        tensor: FloatTensor<Self>,
+        lift: FloatTensor<Self>,
+        hook: GradientHook,
+    ) -> FloatTensor<Self> {
         let _ = (lift, hook);
         tensor
     }

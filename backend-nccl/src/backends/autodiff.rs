@@ -63,7 +63,11 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
     }
 
     /// Adjoint: the gradient itself, delivered to the hook on its way.
-    fn gradient_hook(tensor: FloatTensor<Self>, lift: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+    fn gradient_hook(
+        tensor: FloatTensor<Self>,
+        lift: FloatTensor<Self>,
+        hook: GradientHook,
+    ) -> FloatTensor<Self> {
         let (input, guard) = tensor.into_parts();
         let (_, lift_guard) = lift.into_parts();
         // Compute-bound, so that gradient checkpointing never runs the forward again for a hook.
@@ -152,7 +156,9 @@ impl<B: CollectiveBackend> Backward<B, 1> for AllGather {
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let call = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::group_reduce_scatter(grad, ReduceOp::Sum, call));
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::group_reduce_scatter(grad, ReduceOp::Sum, call)
+        });
     }
 }
 

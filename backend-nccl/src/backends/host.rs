@@ -27,10 +27,16 @@ pub(crate) fn all_gather<B: Backend>(tensor: FloatTensor<B>, call: &Call) -> Flo
     resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.all_gather(send, receive, dtype))
 }
 
-pub(crate) fn reduce_scatter<B: Backend>(tensor: FloatTensor<B>, op: ReduceOp, call: &Call) -> FloatTensor<B> {
+pub(crate) fn reduce_scatter<B: Backend>(
+    tensor: FloatTensor<B>,
+    op: ReduceOp,
+    call: &Call,
+) -> FloatTensor<B> {
     let mut shape = tensor.shape();
     shape[0] /= call.group.world_size();
-    resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.reduce_scatter(send, receive, dtype, op))
+    resized::<B>(tensor, shape, call, |send, receive, dtype| {
+        call.group.reduce_scatter(send, receive, dtype, op)
+    })
 }
 
 pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &GradientHook) -> FloatTensor<B> {

@@ -92,7 +92,12 @@ impl AsMut<[u8]> for WireBuffer {
 }
 
 impl Reducer {
-    pub(crate) fn new(group: &ProcessGroup, plan: BucketPlan, names: Vec<String>, config: &DdpConfig) -> Self {
+    pub(crate) fn new(
+        group: &ProcessGroup,
+        plan: BucketPlan,
+        names: Vec<String>,
+        config: &DdpConfig,
+    ) -> Self {
         let (buckets, parameters) = (plan.buckets.len(), names.len());
         let state = State {
             phase: Phase::Idle,
@@ -144,7 +149,8 @@ impl Reducer {
             state.pending[index] = bucket.parameters.len();
             if state.buffers[index].is_none() {
                 let reusable = state.handed_out[index].take().and_then(|bucket| Arc::try_unwrap(bucket).ok());
-                state.buffers[index] = Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
+                state.buffers[index] =
+                    Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
             }
         }
         Ok(())

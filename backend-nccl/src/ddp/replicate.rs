@@ -54,7 +54,11 @@ fn differences(reference: &Description, other: &Description, rank: usize) -> Vec
         match by_name(&other.parameters, &info.name) {
             None => found.push(format!("rank {rank} lacks {}", describe(info))),
             Some(at) if other.parameters[at] != *info => {
-                found.push(format!("rank 0 has {}, rank {rank} has {}", describe(info), describe(&other.parameters[at])));
+                found.push(format!(
+                    "rank 0 has {}, rank {rank} has {}",
+                    describe(info),
+                    describe(&other.parameters[at])
+                ));
             }
             Some(_) => {}
         }

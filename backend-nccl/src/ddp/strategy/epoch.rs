@@ -94,7 +94,9 @@ impl<M: LearnerModel> TrainEpoch<M> {
             let own = match &batch {
                 _ if session.interrupter.should_stop() => Status::Stopped,
                 None => Status::Exhausted,
-                Some(_) if in_window + 1 >= self.accumulation || progress.is_completed() => Status::LastOfWindow,
+                Some(_) if in_window + 1 >= self.accumulation || progress.is_completed() => {
+                    Status::LastOfWindow
+                }
                 Some(_) => Status::Batch,
             };
             let plan = exchange(session.group, own, self.uneven_inputs)?;

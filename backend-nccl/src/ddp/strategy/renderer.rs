@@ -1,7 +1,7 @@
 //! The renderer of ranks other than 0: none.
 
-use burn::train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
 use burn::train::LearnerSummary;
+use burn::train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
 use burn::train::metric::MetricDefinition;
 use burn::train::renderer::{
     EvaluationName, MetricState, MetricsRenderer, MetricsRendererEvaluation, MetricsRendererTraining,
