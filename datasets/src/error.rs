@@ -235,15 +235,6 @@ pub enum DataError {
         found: [usize; 3],
     },
 
-    /// A loader thread could not be started.
-    #[error("cannot start loader worker {worker}: {source}; use fewer workers")]
-    Spawn {
-        /// The number of the worker.
-        worker: usize,
-        /// The cause.
-        source: std::io::Error,
-    },
-
     /// The dataset's or a transform's code panicked.
     #[error("loading batch {batch} panicked: {message}; this is a fault in the dataset's code")]
     WorkerPanic {

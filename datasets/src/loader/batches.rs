@@ -15,7 +15,9 @@ use crate::{DataError, Scratch};
 /// Batches of one epoch in order. After an error it ends; dropping it ends its workers.
 pub struct Batches {
     epoch: Arc<Epoch>,
-    feed: Feed,
+    /// The threads that load ahead; without them a batch is loaded when it is asked for.
+    workers: Option<Workers>,
+    scratch: Scratch,
     device: Device,
     first: usize,
     next: usize,
@@ -23,15 +25,6 @@ pub struct Batches {
     wait: Duration,
     /// The loader's sum over all its epochs, in nanoseconds.
     total_wait: Arc<AtomicU64>,
-}
-
-/// Where host batches come from.
-enum Feed {
-    Inline(Box<Scratch>),
-    Workers(Workers),
-    /// The workers could not be started; the consumer is told at its first batch.
-    Failed(DataError),
-    Ended,
 }
 
 /// How an epoch's batches are to be loaded.
@@ -48,14 +41,14 @@ impl Batches {
         let Plan { end, prefetch, timeout, .. } = plan;
         let first = plan.first.min(end);
         let epoch = Arc::new(epoch);
-        let feed = match plan.workers.min(end - first) {
-            0 => Feed::Inline(Box::default()),
-            count => match Workers::start(&epoch, [first, end], count, prefetch, timeout) {
-                Ok(workers) => Feed::Workers(workers),
-                Err(error) => Feed::Failed(error),
-            },
+        let workers = match plan.workers.min(end - first) {
+            0 => None,
+            count => Workers::start(&epoch, [first, end], count, prefetch, timeout)
+                .inspect_err(|error| log::warn!("loading without workers, cannot start a thread: {error}"))
+                .ok(),
         };
-        Self { epoch, feed, device, first, next: first, end, wait: Duration::ZERO, total_wait }
+        let (scratch, wait) = Default::default();
+        Self { epoch, workers, scratch, device, first, next: first, end, wait, total_wait }
     }
 
     /// The seconds that the consumer has spent in `next` so far: what the training loop waits for data.
@@ -68,17 +61,11 @@ impl Batches {
         self.end - self.next
     }
 
-    fn next_host_batch(&mut self) -> Result<HostBatch, DataError> {
-        match &mut self.feed {
-            Feed::Inline(scratch) => self
-                .epoch
-                .load(self.next, scratch, || false)
-                .expect("a load that is never stopped gives a batch"),
-            Feed::Workers(workers) => workers.receive(self.next - self.first, self.next),
-            feed => match std::mem::replace(feed, Feed::Ended) {
-                Feed::Failed(error) => Err(error),
-                _ => unreachable!("an ended iterator has no next batch"),
-            },
+    /// Takes the next batch from its worker or loads it.
+    fn next_host_batch(&mut self) -> Option<Result<HostBatch, DataError>> {
+        match &self.workers {
+            Some(workers) => Some(workers.receive(self.next - self.first, self.next)),
+            None => self.epoch.load(self.next, &mut self.scratch, || false),
         }
     }
 }
@@ -88,15 +75,18 @@ impl Iterator for Batches {
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.next >= self.end {
-            self.feed = Feed::Ended;
+            self.workers = None;
             return None;
         }
         let started = Instant::now();
-        let batch = self.next_host_batch().map(|batch| batch.into_batch(&self.device));
+        let batch = self.next_host_batch()?.map(|batch| batch.into_batch(&self.device));
         let waited = started.elapsed();
         self.wait += waited;
         self.total_wait.fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
-        self.next = if batch.is_ok() { self.next + 1 } else { self.end };
+        match batch {
+            Ok(_) => self.next += 1,
+            Err(_) => (self.end, self.workers) = (self.next, None),
+        }
         Some(batch)
     }
 }

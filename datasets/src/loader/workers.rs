@@ -1,6 +1,7 @@
 //! Threads that load an epoch's batches ahead of the consumer.
 
 use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
@@ -31,7 +32,7 @@ impl Workers {
         count: usize,
         prefetch: usize,
         timeout: Duration,
-    ) -> Result<Self, DataError> {
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut workers = Self { channels: Vec::with_capacity(count), stop, timeout };
         for worker in 0..count {
@@ -40,8 +41,7 @@ impl Workers {
             let batches = (first + worker..end).step_by(count);
             thread::Builder::new()
                 .name(format!("data-worker-{worker}"))
-                .spawn(move || run(&epoch, batches, &sender, &stop))
-                .map_err(|source| DataError::Spawn { worker, source })?;
+                .spawn(move || run(&epoch, batches, &sender, &stop))?;
             workers.channels.push(receiver);
         }
         Ok(workers)
