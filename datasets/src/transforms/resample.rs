@@ -1,0 +1,175 @@
+//! Resizing by a triangle filter: bilinear when enlarging, antialiased when shrinking.
+//!
+//! Pixel centres lie at half-integers, as in PIL and in torch's
+//! `interpolate(mode="bilinear", align_corners=False, antialias=True)`; both give these values.
+
+use super::crop::Window;
+use super::frame::Frame;
+
+/// Memory that is kept from image to image.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Buffers {
+    columns: Taps,
+    rows: Taps,
+    half: Frame,
+}
+
+/// For each output position, the input positions it reads and their weights.
+#[derive(Clone, Debug, Default)]
+struct Taps {
+    /// First input position and number of weights.
+    spans: Vec<(usize, usize)>,
+    weights: Vec<f32>,
+}
+
+impl Taps {
+    /// Weights that bring `len` input values from `start` on to `output` values.
+    fn fill(&mut self, start: usize, len: usize, output: usize) {
+        self.spans.clear();
+        self.weights.clear();
+        let scale = len as f64 / output as f64;
+        // Shrinking widens the filter, so that each input value counts; enlarging never narrows it.
+        let support = scale.max(1.0);
+        for i in 0..output {
+            let center = (i as f64 + 0.5) * scale;
+            let first = ((center - support + 0.5).max(0.0) as usize).min(len - 1);
+            let end = ((center + support + 0.5) as usize).clamp(first + 1, len);
+            let weight = |x: usize| (1.0 - ((x as f64 + 0.5 - center) / support).abs()).max(0.0);
+            let total: f64 = (first..end).map(weight).sum();
+            self.weights.extend((first..end).map(|x| (weight(x) / total) as f32));
+            self.spans.push((start + first, end - first));
+        }
+    }
+
+    /// Each output position's first input and weights.
+    fn iter(&self) -> impl Iterator<Item = (usize, &[f32])> {
+        let mut rest = self.weights.as_slice();
+        self.spans.iter().map(move |&(first, count)| {
+            let (weights, tail) = rest.split_at(count);
+            rest = tail;
+            (first, weights)
+        })
+    }
+}
+
+/// Resizes the part of `src` under `window`, which must lie inside it, to `height` by `width`; what is
+/// outside of the window has no influence.
+pub(super) fn resize(
+    src: &Frame,
+    window: Window,
+    [height, width]: [usize; 2],
+    dst: &mut Frame,
+    buffers: &mut Buffers,
+) {
+    let Buffers { columns, rows, half } = buffers;
+    columns.fill(window.left as usize, window.width, width);
+    rows.fill(window.top as usize, window.height, height);
+
+    // Columns first: the rows outside of the window are not needed.
+    half.reset(src.channels, window.height, width);
+    let top = window.top as usize;
+    for (plane, out) in src.planes().zip(half.planes_mut()) {
+        let source_rows = plane[top * src.width..].chunks_exact(src.width);
+        for (source, target) in source_rows.zip(out.chunks_exact_mut(width)) {
+            for (value, (first, weights)) in target.iter_mut().zip(columns.iter()) {
+                let values = &source[first..first + weights.len()];
+                *value = values.iter().zip(weights).map(|(x, w)| x * w).sum();
+            }
+        }
+    }
+
+    dst.reset(src.channels, height, width);
+    for (plane, out) in half.planes().zip(dst.planes_mut()) {
+        for (target, (first, weights)) in out.chunks_exact_mut(width).zip(rows.iter()) {
+            let source_rows = plane[(first - top) * width..].chunks_exact(width);
+            for (source, weight) in source_rows.zip(weights) {
+                target.iter_mut().zip(source).for_each(|(y, x)| *y += x * weight);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resized(src: &Frame, window: Window, to: [usize; 2]) -> Vec<f32> {
+        let mut dst = Frame::default();
+        resize(src, window, to, &mut dst, &mut Buffers::default());
+        assert_eq!(dst.shape(), [src.channels, to[0], to[1]]);
+        dst.data
+    }
+
+    fn whole(src: &Frame) -> Window {
+        Window { top: 0, left: 0, height: src.height, width: src.width }
+    }
+
+    fn assert_close(found: &[f32], expected: &[f32]) {
+        assert_eq!(found.len(), expected.len());
+        for (f, e) in found.iter().zip(expected) {
+            assert!((f - e).abs() <= 1e-5, "{found:?} is not {expected:?}");
+        }
+    }
+
+    /// 0, 1, ..., 10, 0, 1, ... in 5 rows of 7.
+    fn sawtooth() -> Frame {
+        Frame { data: (0..35).map(|v| (v % 11) as f32).collect(), channels: 1, height: 5, width: 7 }
+    }
+
+    // The expected values are those of torch 2.15,
+    // F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True).
+
+    #[test]
+    fn enlarging_equals_torchs_bilinear() {
+        let data = vec![0., 1., 4., 9., 2., 0., 1., 5., 7., 3., 8., 6.];
+        let src = Frame { data, channels: 1, height: 3, width: 4 };
+        #[rustfmt::skip]
+        let expected = [
+            0.0, 0.5, 1.5, 3.5, 6.5, 9.0,
+            0.8, 0.7, 0.966667, 2.433333, 5.1, 7.4,
+            2.0, 1.0, 0.166667, 0.833333, 3.0, 5.0,
+            5.0, 3.4, 2.366667, 4.633333, 5.4, 5.6,
+            7.0, 5.0, 3.833333, 7.166667, 7.0, 6.0,
+        ];
+        assert_close(&resized(&src, whole(&src), [5, 6]), &expected);
+    }
+
+    #[test]
+    fn shrinking_equals_torchs_antialiased_bilinear() {
+        let src = sawtooth();
+        let expected = [4.535714, 5.176471, 4.142858, 4.964285, 5.147059, 4.392858];
+        assert_close(&resized(&src, whole(&src), [2, 3]), &expected);
+    }
+
+    #[test]
+    fn enlarging_one_side_and_shrinking_the_other_equals_torch() {
+        let src = sawtooth();
+        #[rustfmt::skip]
+        let expected = [
+            0.857143, 3.0, 5.142857, 3.919643, 4.647059, 3.392857, 7.607142, 6.716912, 1.580358,
+            5.107142, 6.238971, 5.955358, 3.834821, 4.75, 6.892858, 3.790179, 2.25, 4.392857,
+            5.513392, 5.573530, 3.218750, 6.857142, 8.352942, 2.5,
+        ];
+        assert_close(&resized(&src, whole(&src), [8, 3]), &expected);
+    }
+
+    #[test]
+    fn a_window_is_resized_as_if_it_had_been_cut_out_before() {
+        // Torch: the same on x[..., 1:4, 2:7].
+        let window = Window { top: 1, left: 2, height: 3, width: 5 };
+        assert_close(&resized(&sawtooth(), window, [2, 2]), &[6.625, 3.9375, 3.5, 5.5]);
+    }
+
+    #[test]
+    fn a_flat_picture_stays_flat_at_any_size_and_channels_stay_apart() {
+        let mut data = vec![0.25; 6];
+        data.extend([0.75; 6]);
+        let src = Frame { data, channels: 2, height: 2, width: 3 };
+        for to in [[1, 1], [2, 3], [7, 2], [1, 9], [32, 32]] {
+            let out = resized(&src, whole(&src), to);
+            let (a, b) = out.split_at(out.len() / 2);
+            assert_close(a, &vec![0.25; a.len()]);
+            assert_close(b, &vec![0.75; b.len()]);
+        }
+    }
+}
