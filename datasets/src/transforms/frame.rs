@@ -13,10 +13,15 @@ pub(super) struct Frame {
 
 impl Frame {
     /// Takes over an image's pixels, scaled from 0..=255 to 0..=1.
-    pub(super) fn load(&mut self, image: &Image) {
+    pub(super) fn load(&mut self, image: &Image) -> Result<(), DataError> {
+        let &Image { ref pixels, channels, height, width, .. } = image;
+        if pixels.is_empty() || pixels.len() != channels * height * width {
+            return Err(DataError::InvalidImage { channels, height, width, found: pixels.len() });
+        }
         self.data.clear();
-        self.data.extend(image.pixels.iter().map(|&value| f32::from(value) / 255.0));
-        (self.channels, self.height, self.width) = (image.channels, image.height, image.width);
+        self.data.extend(pixels.iter().map(|&value| f32::from(value) / 255.0));
+        (self.channels, self.height, self.width) = (channels, height, width);
+        Ok(())
     }
 
     /// Becomes a black frame of this shape, keeping its memory.
@@ -65,6 +70,15 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_whose_pixels_do_not_fill_its_shape_is_refused() {
+        let image = |count, height| Image { pixels: vec![0; count], channels: 1, height, width: 2, label: 0 };
+        let error = Frame::default().load(&image(5, 2)).unwrap_err().to_string();
+        assert!(error.starts_with("an image of shape 1x2x2 has 5 pixel values"), "{error}");
+        assert!(Frame::default().load(&image(0, 0)).is_err());
+        assert!(Frame::default().load(&image(4, 2)).is_ok());
+    }
 
     #[test]
     fn grey_is_replicated_and_other_channel_counts_are_refused() {
