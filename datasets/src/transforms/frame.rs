@@ -46,7 +46,7 @@ impl Frame {
     }
 
     /// Makes three equal planes of one; leaves three as they are.
-    pub(super) fn to_rgb(&mut self) -> Result<(), DataError> {
+    pub(super) fn make_rgb(&mut self) -> Result<(), DataError> {
         match self.channels {
             3 => Ok(()),
             1 => {
@@ -83,13 +83,13 @@ mod tests {
     #[test]
     fn grey_is_replicated_and_other_channel_counts_are_refused() {
         let mut frame = Frame { data: vec![0.25, 0.5], channels: 1, height: 1, width: 2 };
-        frame.to_rgb().unwrap();
+        frame.make_rgb().unwrap();
         assert_eq!(frame.data, [0.25, 0.5, 0.25, 0.5, 0.25, 0.5]);
         assert_eq!(frame.shape(), [3, 1, 2]);
-        frame.to_rgb().unwrap();
+        frame.make_rgb().unwrap();
         assert_eq!(frame.channels, 3);
         frame.channels = 2;
-        let error = frame.to_rgb().unwrap_err().to_string();
+        let error = frame.make_rgb().unwrap_err().to_string();
         assert_eq!(error, "transform to_rgb cannot take an image of shape 2x1x2: expected 1 or 3 channels");
     }
 }
