@@ -5,6 +5,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 
 use crate::norm::Norm;
+use crate::pointwise::convolve;
 use crate::{NormConfig, ResNetConfig};
 
 /// A residual block: two 3x3 convolutions (ResNet-18 and 34), or 1x1, 3x3, 1x1 (the bottleneck of 50, 101, 152).
@@ -75,13 +76,13 @@ impl Block {
     /// - output: `[batch, channels_out, ceil(height / stride), ceil(width / stride)]`
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let shortcut = match &self.downsample {
-            Some((conv, norm)) => norm.forward(conv.forward(input.clone())),
+            Some((conv, norm)) => norm.forward(convolve(conv, input.clone())),
             None => input.clone(),
         };
-        let x = relu(self.bn1.forward(self.conv1.forward(input)));
-        let x = self.bn2.forward(self.conv2.forward(x));
+        let x = relu(self.bn1.forward(convolve(&self.conv1, input)));
+        let x = self.bn2.forward(convolve(&self.conv2, x));
         let x = match (&self.conv3, &self.bn3) {
-            (Some(conv3), Some(bn3)) => bn3.forward(conv3.forward(relu(x))),
+            (Some(conv3), Some(bn3)) => bn3.forward(convolve(conv3, relu(x))),
             _ => x,
         };
         relu(x + shortcut)
