@@ -281,6 +281,20 @@ fn signals_are_passed_on_and_become_the_exit_code() {
 }
 
 #[test]
+fn a_signal_that_reaches_the_ranks_first_is_still_the_cause() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!("echo $$ > {}/$RANK; exec sleep 60", folder.path().display());
+    let child = burnrun(&["--nproc-per-node", "2"], &script).spawn().expect("burnrun starts");
+    let launcher = Pid::from_raw(child.id() as i32);
+    for pid in [pids(folder.path(), 2)[0], launcher] {
+        kill(pid, Signal::SIGTERM).expect("signalled");
+    }
+    let output = finish(child);
+    assert_eq!(output.status.code(), Some(143));
+    assert_eq!(text(&output.stderr), "error: the job was ended by SIGTERM\n");
+}
+
+#[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let script = format!("echo $$ > {}/$RANK; sleep 1; echo done", folder.path().display());
