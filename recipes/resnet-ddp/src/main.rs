@@ -1,1 +1,2 @@
+//! ResNet on several ranks.
 fn main() {}

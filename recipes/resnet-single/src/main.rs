@@ -1,1 +1,2 @@
+//! ResNet on one device.
 fn main() {}
