@@ -32,23 +32,34 @@ fn main() -> Result<(), AnyError> {
     let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(5);
     let mut ratios = Vec::new();
     for round in 1..=rounds {
-        let (alone, _) = measure(1)?;
-        let (two, exposed) = measure(2)?;
-        ratios.push(alone / two);
+        let (alone, two) = (measure(1)?, measure(2)?);
+        ratios.push(alone.wall / two.wall);
         println!(
-            "round {round}: step {:.1} ms alone, {:.1} ms with two ranks ({:.1} ms of it waiting for gradients), efficiency {:.1}%",
-            alone * 1e3,
-            two * 1e3,
-            exposed * 1e3,
-            100.0 * alone / two
+            "round {round}: step {:.1} ms alone, {:.1} ms with two ranks, {:.1} ms of it waiting for gradients; \
+             on a core {:.1} and {:.1} ms; efficiency {:.1}%",
+            alone.wall * 1e3,
+            two.wall * 1e3,
+            two.exposed * 1e3,
+            alone.cpu * 1e3,
+            two.cpu * 1e3,
+            100.0 * alone.wall / two.wall
         );
     }
     println!("median efficiency {:.1}%", 100.0 * median(&mut ratios));
     Ok(())
 }
 
-/// Seconds of a step, and of its exposed communication, with `ranks` ranks.
-fn measure(ranks: usize) -> Result<(f64, f64), AnyError> {
+/// Seconds of a step on rank 0.
+struct Step {
+    wall: f64,
+    /// Time on a core, all threads together: what a step costs where other programs disturb `wall`.
+    cpu: f64,
+    /// Waiting for gradients after the backward pass.
+    exposed: f64,
+}
+
+/// Median seconds of a step with `ranks` ranks.
+fn measure(ranks: usize) -> Result<Step, AnyError> {
     let file = std::env::temp_dir().join(format!("burn-nccl-bench-{}", std::process::id()));
     let mut config = LaunchConfig::this_program(ranks)?;
     config.threads_per_rank = Some(1);
@@ -61,8 +72,8 @@ fn measure(ranks: usize) -> Result<(f64, f64), AnyError> {
     let text = std::fs::read_to_string(&file)?;
     std::fs::remove_file(&file)?;
     let mut values = text.split_whitespace().map(str::parse::<f64>);
-    match (values.next(), values.next()) {
-        (Some(step), Some(exposed)) => Ok((step?, exposed?)),
+    match (values.next(), values.next(), values.next()) {
+        (Some(wall), Some(cpu), Some(exposed)) => Ok(Step { wall: wall?, cpu: cpu?, exposed: exposed? }),
         _ => Err("a rank wrote no result".into()),
     }
 }
@@ -84,10 +95,10 @@ fn rank(environment: &Environment) -> Result<(), AnyError> {
     let images = Tensor::<4>::random([BATCH, 3, SIZE, SIZE], Distribution::Default, &device);
     let labels = Tensor::<1, Int>::arange(0..BATCH as i64, &device);
     let criterion = CrossEntropyLossConfig::new().init(&device);
-    let (mut seconds, mut exposed) = (Vec::new(), Vec::new());
+    let (mut seconds, mut busy, mut exposed) = (Vec::new(), Vec::new(), Vec::new());
     for step in 0..WARM_UP_STEPS + STEPS {
         group.barrier()?;
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), cpu_seconds());
         let gradients = match &mut ddp {
             Some(ddp) => {
                 let output = ddp.hook(&model)?.forward(images.clone());
@@ -101,14 +112,24 @@ fn rank(environment: &Environment) -> Result<(), AnyError> {
         model = optimizer.step(0.01, model, gradients);
         if step >= WARM_UP_STEPS {
             seconds.push(start.elapsed().as_secs_f64());
+            busy.push(cpu_seconds() - cpu);
             exposed.push(ddp.as_ref().map_or(0.0, DistributedDataParallel::last_exposed_seconds));
         }
     }
     if group.rank() == 0 {
-        let result = format!("{} {}", median(&mut seconds), median(&mut exposed));
+        let result = format!("{} {} {}", median(&mut seconds), median(&mut busy), median(&mut exposed));
         std::fs::write(std::env::var_os(RESULT_FILE).ok_or("run this through its parent")?, result)?;
     }
     Ok(())
+}
+
+/// Seconds that all threads of this process have spent on a core, in user and kernel mode.
+fn cpu_seconds() -> f64 {
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return 0.0 };
+    // Fields 14 and 15, counted from behind the program's name, which may hold spaces.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    ticks / 100.0
 }
 
 fn median(values: &mut [f64]) -> f64 {
