@@ -79,7 +79,8 @@ fn different_collectives_are_an_error_that_names_both_on_every_rank() {
 
 #[test]
 fn different_lengths_types_reductions_and_roots_are_told_apart() {
-    let calls: [fn(&ProcessGroup, bool) -> Result<(), Error>; 4] = [
+    type Call = fn(&ProcessGroup, bool) -> Result<(), Error>;
+    let calls: [Call; 4] = [
         |group, odd| sum(group, if odd { 7 } else { 100_000 }),
         |group, odd| {
             let dtype = if odd { DType::I32 } else { DType::F32 };

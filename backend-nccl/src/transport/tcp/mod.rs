@@ -4,6 +4,7 @@
 //! unread because a third rank is late, so it cannot travel behind data.
 
 mod exchange;
+mod lane;
 mod mesh;
 
 use std::{
