@@ -82,7 +82,7 @@ pub use ddp::{DdpConfig, DistributedDataParallel};
 pub use deadline::Deadline;
 pub use error::{Error, Result};
 pub use failure::Failure;
-pub use group::{GroupId, GroupOptions, ProcessGroup, Work};
+pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{GradientHook, GradientSink, gradient_hook};
 pub use ops::{BucketSlot, Call, CollectiveBackend};
 pub use rendezvous::Environment;

@@ -30,7 +30,6 @@ impl Net {
             Linear {
                 weight: layer.weight.map(|_| weight),
                 bias: layer.bias.map(|param| param.map(|_| bias)),
-                ..layer
             }
         };
         Self { first: layer(FEATURES, 8, 0.1), branch: layer(8, 8, 0.2), last: layer(8, 2, 0.3) }
