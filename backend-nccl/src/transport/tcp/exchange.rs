@@ -30,7 +30,7 @@ pub(super) fn run(
     collective: Collective<'_>,
 ) -> Result<(), Failure> {
     for (peer, link) in peers.iter().zip(&tcp.links) {
-        if let Some(failure) = peer.standing_failure(link, "its connection had ended before the call") {
+        if let Some(failure) = peer.failure(link, "its connection had ended before the call") {
             return Err(failure);
         }
     }
@@ -378,7 +378,10 @@ impl<'a> Exchange<'a> {
         for (fd, (lane, is_control)) in fds.iter().zip(owners) {
             let events = fd.revents().unwrap_or(PollFlags::empty());
             if is_control && !events.is_empty() {
-                self.peers[lane].read_control(&links[lane])?;
+                self.peers[lane].read_control(&links[lane]);
+                if let Some(failure) = self.peers[lane].failure_before(self.call.sequence) {
+                    return Err(failure);
+                }
             } else {
                 let ended = events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL);
                 self.lanes[lane].receiving.open |= ended || events.contains(PollFlags::POLLIN);
