@@ -165,7 +165,7 @@ impl DistributedDataParallel {
         if active == 0 {
             return Ok(None);
         }
-        self.reducer.begin_reduction(self.divisor(active))?;
+        self.reducer.begin_shadow(self.divisor(active))?;
         let reduced = self.reducer.finish()?;
         Ok(Some(gradients(model, &self.reducer, &reduced)))
     }

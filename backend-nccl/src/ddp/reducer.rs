@@ -29,6 +29,18 @@ enum Phase {
     Reduce,
 }
 
+/// What a rank tells the others about one parameter in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Use {
+    /// It had a batch and no gradient for the parameter.
+    Unused = 0,
+    /// It had a gradient.
+    Used = 1,
+    /// It has run out of data and takes part with zeros, which is no misuse of the parameter.
+    NoBatch = 2,
+}
+
 /// Gradients of one step after reduction.
 pub(crate) struct Reduced {
     pub(crate) buckets: Vec<Arc<Bytes>>,
@@ -62,6 +74,8 @@ struct State {
     micro_batches: usize,
     /// Ranks that the sum is divided by; the world size unless some have run out of data.
     divisor: usize,
+    /// Whether this rank has a batch in this step.
+    has_batch: bool,
     error: Option<Error>,
 }
 
@@ -98,6 +112,7 @@ impl Reducer {
             filled: vec![false; parameters],
             micro_batches: 0,
             divisor: group.world_size(),
+            has_batch: true,
             error: None,
         };
         Self {
@@ -117,21 +132,27 @@ impl Reducer {
 
     /// Starts a backward pass whose gradients stay on this rank.
     pub(crate) fn begin_accumulation(&self) -> Result<()> {
-        self.begin(Phase::Accumulate, self.group.world_size())
+        self.begin(Phase::Accumulate, self.group.world_size(), true)
     }
 
     /// Starts the backward pass that ends in a reduction. `divisor` is the number of ranks that the mean is over.
     pub(crate) fn begin_reduction(&self, divisor: usize) -> Result<()> {
-        self.begin(Phase::Reduce, divisor)
+        self.begin(Phase::Reduce, divisor, true)
     }
 
-    fn begin(&self, phase: Phase, divisor: usize) -> Result<()> {
+    /// Starts a reduction of the other ranks' gradients, to which this rank, without a batch, adds zeros.
+    pub(crate) fn begin_shadow(&self, divisor: usize) -> Result<()> {
+        self.begin(Phase::Reduce, divisor, false)
+    }
+
+    fn begin(&self, phase: Phase, divisor: usize, has_batch: bool) -> Result<()> {
         let mut state = self.lock();
         if let Some(error) = state.error.take() {
             return Err(error);
         }
         state.phase = phase;
         state.divisor = divisor;
+        state.has_batch = has_batch;
         state.fired.fill(false);
         for (index, bucket) in self.plan.buckets.iter().enumerate() {
             state.pending[index] = bucket.parameters.len();
@@ -172,6 +193,7 @@ impl Reducer {
         self.complete_missing(&mut state);
         self.launch_ready(&mut state)?;
         let filled = std::mem::replace(&mut state.filled, vec![false; self.names.len()]);
+        let has_batch = state.has_batch;
         state.micro_batches = 0;
         for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
             let reduced = self.land(index, flight)?;
@@ -180,7 +202,7 @@ impl Reducer {
         }
         let buckets = state.handed_out.iter().flatten().cloned().collect();
         drop(state);
-        Ok(Reduced { buckets, used: self.agree_on_used(&filled)? })
+        Ok(Reduced { buckets, used: self.agree_on_used(&filled, has_batch)? })
     }
 
     /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches
@@ -244,20 +266,24 @@ impl Reducer {
 
     /// Exchanges which parameters had a gradient. Every rank does so in every step, so that an unused parameter is
     /// an error on all ranks in the step where it happens, not a wrong sum or a hang in a later one.
-    fn agree_on_used(&self, filled: &[bool]) -> Result<Vec<bool>> {
-        let own: Vec<u8> = filled.iter().map(|&filled| u8::from(filled)).collect();
+    fn agree_on_used(&self, filled: &[bool], has_batch: bool) -> Result<Vec<bool>> {
+        let own_use = |filled: &bool| match (*filled, has_batch) {
+            (true, _) => Use::Used,
+            (false, true) => Use::Unused,
+            (false, false) => Use::NoBatch,
+        };
+        let own: Vec<u8> = filled.iter().map(|filled| own_use(filled) as u8).collect();
         let mut all = vec![0; own.len() * self.group.world_size()];
         self.group.all_gather(&own, &mut all, DType::U8)?;
         if own.is_empty() {
             return Ok(Vec::new());
         }
         let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
-        let used_by = |parameter: usize| by_rank.iter().filter(|used| used[parameter] != 0).count();
-        let unused = (0..own.len()).find(|&parameter| used_by(parameter) < by_rank.len());
-        if self.unused_parameters == UnusedParameters::Refuse && unused.is_some() {
+        let any_rank = |parameter: usize, is: Use| by_rank.iter().any(|rank| rank[parameter] == is as u8);
+        if self.unused_parameters == UnusedParameters::Refuse && all.contains(&(Use::Unused as u8)) {
             return Err(Error::UnusedParameters { details: self.describe_unused(&by_rank) });
         }
-        Ok((0..own.len()).map(|parameter| used_by(parameter) > 0).collect())
+        Ok((0..own.len()).map(|parameter| any_rank(parameter, Use::Used)).collect())
     }
 
     fn describe_unused(&self, by_rank: &[&[u8]]) -> String {
@@ -266,7 +292,7 @@ impl Reducer {
                 .names
                 .iter()
                 .zip(by_rank[rank])
-                .filter(|(_, used)| **used == 0)
+                .filter(|(_, used)| **used == Use::Unused as u8)
                 .map(|(name, _)| name.as_str())
                 .collect();
             (!names.is_empty()).then(|| format!("rank {rank}: {}", names.join(", ")))
