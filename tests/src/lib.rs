@@ -8,6 +8,7 @@ pub mod evaluation;
 pub mod fault;
 pub mod fingerprint;
 pub mod learning;
+pub mod loader;
 pub mod model;
 pub mod report;
 pub mod resnet;

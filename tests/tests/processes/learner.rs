@@ -4,23 +4,32 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_nccl_tests::Scenario;
-use burn_nccl_tests::learning::{BATCHES, Learning};
+use burn_nccl::ddp::UnevenInputs;
+use burn_nccl_tests::fault::FAULT_EXIT_CODE;
+use burn_nccl_tests::learning::Learning;
+use burn_nccl_tests::loader::{Event, Incident, LOADING_ERROR};
 use burn_nccl_tests::report::Learned;
+use burn_nccl_tests::{Report, Scenario};
 
-use crate::harness::{assert_close, learned};
+use crate::harness::{self, assert_close, learned};
 
 const RANKS: usize = 2;
+const BATCHES: usize = 6;
+const RATE: f64 = 0.2;
 
 /// Two epochs of two ranks which share a folder.
 fn learning(folder: &Path) -> Learning {
     Learning {
         directories: vec![folder.to_owned(); RANKS],
+        batches: vec![BATCHES; RANKS],
         joined: false,
         epochs: 2,
         resume: None,
+        rate: RATE,
+        accumulation: None,
+        uneven_inputs: UnevenInputs::Even,
         early_stopping: false,
-        interruption: None,
+        incident: None,
     }
 }
 
@@ -30,6 +39,26 @@ fn run(learning: Learning) -> Vec<Learned> {
     assert_eq!(ends[0].sha256, ends[1].sha256, "the ranks ended with different parameters: {ends:#?}");
     ends
 }
+
+/// Runs it on two ranks, and `alone` in one process on the joined batches, with the same result.
+fn assert_equals_joined(learning: Learning, alone: Learning) {
+    let expected = learned(&Scenario::Learn(Learning { joined: true, ..alone }), 1).remove(0);
+    assert_eq!(expected.error, None);
+    for (rank, found) in run(learning.clone()).into_iter().enumerate() {
+        assert_eq!(found.error, None);
+        assert_eq!((found.epochs, found.batches), (expected.epochs, 2 * learning.batches[rank]));
+        assert_close(&found.parameters, &expected.parameters, 1e-5);
+    }
+}
+
+/// Something that happens on rank 1 in the third batch of the second of four epochs.
+fn incident(event: Event, folder: &Path) -> Learning {
+    let incident = Some(Incident { rank: 1, epoch: 1, batch: 2, event });
+    Learning { epochs: 4, incident, ..learning(folder) }
+}
+
+/// Batches loaded until the incident, the one in which it happens included.
+const BATCHES_UNTIL_INCIDENT: usize = BATCHES + 3;
 
 fn files(folder: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
@@ -47,14 +76,36 @@ fn files(folder: &Path) -> BTreeSet<PathBuf> {
 #[test]
 fn two_ranks_learn_what_burns_own_strategy_learns_on_the_joined_batches() {
     let folder = tempfile::tempdir().unwrap();
-    let found = run(learning(&folder.path().join("ranks")));
-    let alone = Learning { joined: true, ..learning(&folder.path().join("alone")) };
-    let expected = learned(&Scenario::Learn(alone), 1).remove(0);
-    assert_eq!(expected.error, None);
-    for found in found {
-        assert_eq!(found.error, None);
-        assert_eq!((found.epochs, found.batches), (expected.epochs, expected.batches));
-        assert_close(&found.parameters, &expected.parameters, 1e-5);
+    let alone = learning(&folder.path().join("alone"));
+    assert_equals_joined(learning(&folder.path().join("ranks")), alone);
+}
+
+#[test]
+fn accumulated_micro_batches_are_averaged_where_burns_own_strategy_adds_them_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = Learning { accumulation: Some(3), ..learning(&folder.path().join("ranks")) };
+    let alone =
+        Learning { accumulation: Some(3), rate: RATE / 3.0, ..learning(&folder.path().join("alone")) };
+    assert_equals_joined(ranks, alone);
+}
+
+#[test]
+fn a_rank_with_fewer_batches_joins_in_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let uneven = |name| Learning {
+        batches: vec![3, 5],
+        uneven_inputs: UnevenInputs::JoinActive,
+        ..learning(&folder.path().join(name))
+    };
+    assert_equals_joined(uneven("ranks"), uneven("alone"));
+}
+
+#[test]
+fn a_rank_with_fewer_batches_is_named_on_both_ranks_by_default() {
+    let folder = tempfile::tempdir().unwrap();
+    for end in run(Learning { batches: vec![3, 5], ..learning(folder.path()) }) {
+        let error = end.error.expect("an error");
+        assert!(error.contains("ranks [0] of 2 have no batch left"), "{error}");
     }
 }
 
@@ -95,14 +146,34 @@ fn early_stopping_ends_both_ranks_after_the_same_epoch() {
 #[test]
 fn an_interruption_on_rank_1_ends_both_ranks_in_the_same_step() {
     let folder = tempfile::tempdir().unwrap();
-    let (epoch, batch) = (1, 2);
-    let ends = run(Learning { epochs: 4, interruption: Some((1, epoch, batch)), ..learning(folder.path()) });
-    for end in ends {
+    for end in run(incident(Event::Interruption, folder.path())) {
         // The batch in which it happens has been loaded and is not trained on.
-        assert_eq!((end.epochs, end.batches), (epoch + 1, epoch * BATCHES + batch + 1));
+        assert_eq!((end.epochs, end.batches), (2, BATCHES_UNTIL_INCIDENT));
         assert!(end.interrupted);
         assert_eq!(end.error, None);
     }
+}
+
+#[test]
+fn a_batch_that_rank_1_cannot_load_ends_both_ranks_in_the_same_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = run(incident(Event::LoadingError, folder.path()));
+    for end in &ends {
+        assert_eq!((end.epochs, end.batches), (2, BATCHES_UNTIL_INCIDENT));
+    }
+    assert!(ends[0].interrupted && ends[0].error.is_none(), "{:?}", ends[0]);
+    assert!(ends[1].error.as_ref().is_some_and(|error| error.contains(LOADING_ERROR)), "{:?}", ends[1]);
+}
+
+#[test]
+fn a_rank_that_exits_is_named_in_the_learners_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = harness::run(&Scenario::Learn(incident(Event::Exit, folder.path())), RANKS, None);
+    assert_eq!(ends[1].status.code(), Some(FAULT_EXIT_CODE));
+    let [Report::Learned(Learned { error: Some(error), .. })] = &ends[0].reports()[..] else {
+        panic!("expected an error in the result: {ends:#?}");
+    };
+    assert!(error.contains("rank 1 is gone"), "{error}");
 }
 
 #[test]
