@@ -1,7 +1,7 @@
 //! Starts ranks as processes, waits for all of them, and leaves none behind.
 
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -204,6 +204,11 @@ pub(crate) fn trained_alone(scenario: &Scenario) -> Trained {
         Report::Trained(trained) => trained,
         other => panic!("expected the end of a training, found {other:?}"),
     }
+}
+
+/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
+pub(crate) fn skip(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
 /// Asserts that `found` equals `expected` element by element to `tolerance`, relative to the larger of the element

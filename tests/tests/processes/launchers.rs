@@ -1,12 +1,11 @@
 //! The ways to start ranks: this workspace's launcher, and those of others where they are installed.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
 use burn_nccl_tests::{Report, Scenario};
 
-use crate::harness::{End, run_alone, run_command, test_rank};
+use crate::harness::{End, run_alone, run_command, skip, test_rank};
 
 /// Asserts that ranks 0 and 1 of 2 have added up their numbers.
 fn assert_two_ranks_reduced(end: &End) {
@@ -30,11 +29,6 @@ fn four_jobs_that_are_launched_at_once_do_not_meet() {
         let jobs: Vec<_> = (0..4).map(|_| scope.spawn(|| run_alone(&job))).collect();
         jobs.into_iter().for_each(|job| assert_two_ranks_reduced(&job.join().unwrap()));
     });
-}
-
-/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
-fn skip(test: &str, reason: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
 fn on_path(program: &str) -> Option<PathBuf> {
