@@ -21,6 +21,8 @@ const LEARNING_RATE: f64 = 0.05;
 /// Longer than a step takes on a busy machine, shorter than the patience of a test.
 const TIMEOUT_SECONDS: u64 = 60;
 
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The backend of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backend {
@@ -179,12 +181,14 @@ pub fn device(backend: Backend, precision: Precision) -> Device {
     device.autodiff()
 }
 
-/// The group that the environment describes, with one limit for everything.
+/// The group that the environment describes, in which a collective may take this long.
 ///
 /// # Errors
 /// As [`ProcessGroup::connect`].
 pub fn group(timeout_seconds: u64) -> Result<ProcessGroup, Error> {
-    let options = GroupOptions::default().with_timeout(Duration::from_secs(timeout_seconds));
+    let options = GroupOptions::default()
+        .with_timeout(Duration::from_secs(timeout_seconds))
+        .with_connect_timeout(CONNECT_TIMEOUT);
     match Environment::read()? {
         Some(environment) => ProcessGroup::connect(&environment, options),
         None => Ok(ProcessGroup::single()),

@@ -2,19 +2,18 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use burn_nccl_tests::report::{Failed, Learned, Trained};
 use burn_nccl_tests::{Report, Scenario};
+use socket2::{Domain, Protocol, Socket, Type};
 
 /// Longer than any job here takes on a busy machine; only one that hangs reaches it.
 const PATIENCE: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(5);
-/// Another program may take a free port before rank 0 does.
-const PORT_ATTEMPTS: usize = 5;
 /// What a launcher around the tests may have left in the environment.
 const LAUNCH_VARIABLES: [&str; 9] = [
     "RANK",
@@ -53,10 +52,6 @@ impl End {
             Report::Failed(failed) => failed,
             other => panic!("a rank that should have failed reports {other:?}"),
         }
-    }
-
-    fn was_refused_its_port(&self) -> bool {
-        self.stderr.contains("the port is in use")
     }
 }
 
@@ -147,20 +142,24 @@ pub(crate) fn run_alone(scenario: &Scenario) -> End {
 
 /// Runs `scenario` on `ranks` ranks and returns how each ended; `stuck` is a rank that does not end by itself.
 pub(crate) fn run(scenario: &Scenario, ranks: usize, stuck: Option<usize>) -> Vec<End> {
-    for _ in 0..PORT_ATTEMPTS {
-        let ends = wait(start(scenario, ranks), stuck);
-        if !ends.iter().any(End::was_refused_its_port) {
-            return ends;
-        }
-    }
-    panic!("found no free port in {PORT_ATTEMPTS} attempts");
+    let port = hold_free_port();
+    let number = port.local_addr().unwrap().as_socket().expect("an IPv4 address").port();
+    wait(start(scenario, ranks, number), stuck)
 }
 
-fn start(scenario: &Scenario, ranks: usize) -> Vec<Process> {
+/// A free port that rank 0 can listen on and the system gives to nobody else while the socket lives. A port that is
+/// released first may become the end of another job's connection before rank 0 comes.
+fn hold_free_port() -> Socket {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    socket
+}
+
+fn start(scenario: &Scenario, ranks: usize, port: u16) -> Vec<Process> {
     static JOBS: AtomicUsize = AtomicUsize::new(0);
     // A rank that reaches the port of another job is refused there.
     let run_id = format!("{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let rank = |rank: usize| {
         let mut command = test_rank(scenario);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
