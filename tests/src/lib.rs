@@ -1,1 +1,20 @@
-//! Tests.
+//! What the ranks of the process tests do.
+//!
+//! A test starts the program `test-rank` once per rank, with a [`Scenario`] as JSON in its only argument and the
+//! environment of a launcher around it. The program plays the scenario and prints one [`Report`].
+
+pub mod data;
+pub mod evaluation;
+pub mod fault;
+pub mod fingerprint;
+pub mod learning;
+pub mod loader;
+pub mod model;
+pub mod report;
+pub mod resnet;
+pub mod scenario;
+pub mod stress;
+pub mod training;
+
+pub use report::Report;
+pub use scenario::Scenario;

@@ -165,8 +165,8 @@ impl DistributedDataParallel {
         if active == 0 {
             return Ok(None);
         }
-        self.reducer.begin_reduction(self.divisor(active))?;
-        let reduced = self.reducer.finish_shadow()?;
+        self.reducer.begin_shadow(self.divisor(active))?;
+        let reduced = self.reducer.finish()?;
         Ok(Some(gradients(model, &self.reducer, &reduced)))
     }
 

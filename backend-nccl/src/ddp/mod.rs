@@ -10,6 +10,7 @@
 //!    on. Buckets launch in index order on every rank.
 //! 4. What is still in flight is waited for, and gradients are handed out, on Flex as views of the buckets.
 
+mod agreement;
 mod arithmetic;
 mod bucket;
 mod config;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Bytes;
 
+use super::agreement::{self, Use};
 use super::arithmetic;
 use super::bucket::BucketPlan;
 use super::config::{DdpConfig, UnusedParameters, WireFormat};
@@ -28,18 +29,6 @@ enum Phase {
     /// The backward pass that ends in a reduction.
     Reduce,
 }
-
-/// How a rank takes part in a reduction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Active,
-    Shadow,
-}
-
-/// What a rank says about each parameter when ranks agree on which were used.
-const UNUSED: u8 = 0;
-const USED: u8 = 1;
-const NO_SAY: u8 = 2;
 
 /// Gradients of one step after reduction.
 pub(crate) struct Reduced {
@@ -74,6 +63,8 @@ struct State {
     micro_batches: usize,
     /// Ranks that the sum is divided by; the world size unless some have run out of data.
     divisor: usize,
+    /// Whether this rank has a batch in this step.
+    has_batch: bool,
     error: Option<Error>,
 }
 
@@ -110,6 +101,7 @@ impl Reducer {
             filled: vec![false; parameters],
             micro_batches: 0,
             divisor: group.world_size(),
+            has_batch: true,
             error: None,
         };
         Self {
@@ -129,21 +121,27 @@ impl Reducer {
 
     /// Starts a backward pass whose gradients stay on this rank.
     pub(crate) fn begin_accumulation(&self) -> Result<()> {
-        self.begin(Phase::Accumulate, self.group.world_size())
+        self.begin(Phase::Accumulate, self.group.world_size(), true)
     }
 
     /// Starts the backward pass that ends in a reduction. `divisor` is the number of ranks that the mean is over.
     pub(crate) fn begin_reduction(&self, divisor: usize) -> Result<()> {
-        self.begin(Phase::Reduce, divisor)
+        self.begin(Phase::Reduce, divisor, true)
     }
 
-    fn begin(&self, phase: Phase, divisor: usize) -> Result<()> {
+    /// Starts a reduction of the other ranks' gradients, to which this rank, without a batch, adds zeros.
+    pub(crate) fn begin_shadow(&self, divisor: usize) -> Result<()> {
+        self.begin(Phase::Reduce, divisor, false)
+    }
+
+    fn begin(&self, phase: Phase, divisor: usize, has_batch: bool) -> Result<()> {
         let mut state = self.lock();
         if let Some(error) = state.error.take() {
             return Err(error);
         }
         state.phase = phase;
         state.divisor = divisor;
+        state.has_batch = has_batch;
         state.fired.fill(false);
         for (index, bucket) in self.plan.buckets.iter().enumerate() {
             state.pending[index] = bucket.parameters.len();
@@ -174,15 +172,6 @@ impl Reducer {
 
     /// Launches what the backward pass left over, waits for all buckets and agrees on which parameters were used.
     pub(crate) fn finish(&self) -> Result<Reduced> {
-        self.finish_as(Role::Active)
-    }
-
-    /// As [`finish`](Self::finish) on a rank without data: it contributes zeros and has no say in what was used.
-    pub(crate) fn finish_shadow(&self) -> Result<Reduced> {
-        self.finish_as(Role::Shadow)
-    }
-
-    fn finish_as(&self, role: Role) -> Result<Reduced> {
         let mut state = self.lock();
         state.phase = Phase::Idle;
         if let Some(error) = state.error.take() {
@@ -193,6 +182,7 @@ impl Reducer {
         self.complete_missing(&mut state);
         self.launch_ready(&mut state)?;
         let filled = std::mem::replace(&mut state.filled, vec![false; self.names.len()]);
+        let has_batch = state.has_batch;
         state.micro_batches = 0;
         for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
             let reduced = self.land(index, flight)?;
@@ -201,7 +191,9 @@ impl Reducer {
         }
         let buckets = state.handed_out.iter().flatten().cloned().collect();
         drop(state);
-        Ok(Reduced { buckets, used: self.agree_on_used(&filled, role)? })
+        let own: Vec<Use> = filled.iter().map(|&filled| Use::of(filled, has_batch)).collect();
+        let used = agreement::exchange(&self.group, &own, &self.names, self.unused_parameters)?;
+        Ok(Reduced { buckets, used })
     }
 
     /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches
@@ -261,40 +253,6 @@ impl Reducer {
             (WireFormat::BF16, DType::F32 | DType::F64) => DType::BF16,
             _ => dtype,
         }
-    }
-
-    /// Exchanges which parameters had a gradient. Every rank does so in every step, so that an unused parameter is
-    /// an error on all ranks in the step where it happens, not a wrong sum or a hang in a later one.
-    fn agree_on_used(&self, filled: &[bool], role: Role) -> Result<Vec<bool>> {
-        let own: Vec<u8> = match role {
-            Role::Active => filled.iter().map(|&filled| if filled { USED } else { UNUSED }).collect(),
-            Role::Shadow => vec![NO_SAY; filled.len()],
-        };
-        let mut all = vec![0; own.len() * self.group.world_size()];
-        self.group.all_gather(&own, &mut all, DType::U8)?;
-        if own.is_empty() {
-            return Ok(Vec::new());
-        }
-        let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
-        if self.unused_parameters == UnusedParameters::Refuse && all.contains(&UNUSED) {
-            return Err(Error::UnusedParameters { details: self.describe_unused(&by_rank) });
-        }
-        let used = |parameter: usize| by_rank.iter().any(|rank| rank[parameter] == USED);
-        Ok((0..own.len()).map(used).collect())
-    }
-
-    fn describe_unused(&self, by_rank: &[&[u8]]) -> String {
-        let on_rank = |rank: usize| {
-            let names: Vec<&str> = self
-                .names
-                .iter()
-                .zip(by_rank[rank])
-                .filter(|(_, used)| **used == UNUSED)
-                .map(|(name, _)| name.as_str())
-                .collect();
-            (!names.is_empty()).then(|| format!("rank {rank}: {}", names.join(", ")))
-        };
-        (0..by_rank.len()).filter_map(on_rank).collect::<Vec<_>>().join("; ")
     }
 
     pub(crate) fn events(&self) -> &EventLog {

@@ -151,12 +151,11 @@ impl Variables<'_> {
 
     fn torchrun(&self) -> Result<Environment> {
         self.require("torchrun", &TORCHRUN)?;
-        let mut master_port = self.port()?;
-        // torchrun's agent serves its own store on MASTER_PORT then.
+        let (mut master_port, run_id) = (self.port()?, self.run_id(None));
+        // torchrun's agent serves its own store on MASTER_PORT then. The ports after it are no choice: the agent takes
+        // any free port, and the system gives its neighbours to the agent's own connections.
         if self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-            master_port = master_port
-                .checked_add(1)
-                .ok_or_else(|| invalid("MASTER_PORT", "65535", "a port below 65535, the next one is used"))?;
+            master_port = derived_port(hash(&format!("{master_port}/{run_id}")));
         }
         Ok(Environment {
             rank: self.count("RANK")?,
@@ -165,7 +164,7 @@ impl Variables<'_> {
             local_world_size: self.count("LOCAL_WORLD_SIZE")?,
             master_addr: self.get("MASTER_ADDR").unwrap_or_default(),
             master_port,
-            run_id: self.run_id(None),
+            run_id,
         })
     }
 
@@ -221,7 +220,7 @@ impl Variables<'_> {
     ) -> Result<(String, u16)> {
         let port = match (self.get("MASTER_PORT"), job) {
             (Some(_), _) => Some(self.port()?),
-            (None, Some(job)) => Some((DERIVED_PORT_BASE + job % DERIVED_PORTS) as u16),
+            (None, Some(job)) => Some(derived_port(job)),
             (None, None) => None,
         };
         match (address, port) {
@@ -262,6 +261,11 @@ fn invalid(name: &str, value: &str, expected: &str) -> Error {
         value: value.to_owned(),
         expected: expected.to_owned(),
     }
+}
+
+/// A port for a job that has a number but no port of its own.
+fn derived_port(job: u64) -> u16 {
+    (DERIVED_PORT_BASE + job % DERIVED_PORTS) as u16
 }
 
 /// FNV-1a: the same on every rank and build, which the standard hasher does not promise.
@@ -337,7 +341,7 @@ mod tests {
             (format!("{RUN} {OMPI} {TASK}"), Some(environment(torchrun, "10.0.0.1", 29500, "default"))),
             (
                 format!("{RUN} TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=job"),
-                Some(environment(torchrun, "10.0.0.1", 29501, "job")),
+                Some(environment(torchrun, "10.0.0.1", 22279, "job")),
             ),
             (
                 format!("{RUN} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=2"),
@@ -407,9 +411,6 @@ mod tests {
         }
         let text = read(&RUN.replace("LOCAL_RANK=1", "LOCAL_RANK=2")).unwrap_err().to_string();
         assert!(text.contains("the local rank is `2`"), "{text}");
-        let text = read(&format!("{} TORCHELASTIC_USE_AGENT_STORE=True", RUN.replace("29500", "65535")))
-            .unwrap_err();
-        assert!(text.to_string().contains("the next one is used"), "{text}");
     }
 
     #[test]

@@ -1,0 +1,165 @@
+//! burn-train: a small classifier under its learner, by all ranks or by one process on the joined batches.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use burn::data::dataloader::DataLoader;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::tensor::Device;
+use burn::tensor::activation::relu;
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy,
+    StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
+};
+use burn_nccl::ddp::{DdpStrategy, UnevenInputs};
+use burn_nccl::{DdpConfig, Error, ProcessGroup};
+use serde::{Deserialize, Serialize};
+
+use crate::fingerprint::{parameters, sha256};
+use crate::loader::{CLASSES, FEATURES, Incident, Loader, Points};
+use crate::model::fill;
+use crate::report::Learned;
+use crate::training::{Backend, Precision, criterion, device, group, optimizer};
+
+const TIMEOUT_SECONDS: u64 = 60;
+
+/// A training with burn-train.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Learning {
+    /// Each rank's folder of metrics and checkpoints.
+    pub directories: Vec<PathBuf>,
+    /// Each rank's number of batches.
+    pub batches: Vec<usize>,
+    /// Whether one process trains on the joined batches, with the strategy that Burn takes by itself.
+    pub joined: bool,
+    /// The last epoch.
+    pub epochs: usize,
+    /// The epoch to go on after.
+    pub resume: Option<usize>,
+    /// The learning rate at the start; it falls to a tenth.
+    pub rate: f64,
+    /// Micro-batches per optimizer step.
+    pub accumulation: Option<usize>,
+    /// What ranks with fewer batches do.
+    pub uneven_inputs: UnevenInputs,
+    /// Whether training stops when the validation loss has not *grown* for two epochs, which is in the third.
+    pub early_stopping: bool,
+    /// What happens on the way.
+    pub incident: Option<Incident>,
+}
+
+impl Learning {
+    /// Trains as one of the ranks, or alone on what all would see.
+    ///
+    /// # Errors
+    /// What the group returns. An error of the training is in the result.
+    pub fn run(&self) -> Result<Learned, Error> {
+        let device = device(Backend::Flex, Precision::Single);
+        let group = group(TIMEOUT_SECONDS)?;
+        let rank = group.rank();
+        let interrupter = Interrupter::new();
+        let ranks = if self.joined { 0..self.batches.len() } else { rank..rank + 1 };
+        let loader = Loader::new(ranks, &self.batches).with_incident(self.incident, &interrupter);
+        let (epochs, batches) = (loader.epochs_begun.clone(), loader.batches_loaded.clone());
+        let training = self.training(loader, interrupter, &group);
+        let rate =
+            LinearLrSchedulerConfig::new(self.rate, self.rate / 10.0, 24).init().expect("rates in range");
+        let result = training.launch(Learner::new(Classifier::new(rank as u64, &device), optimizer(), rate));
+        Ok(Learned {
+            parameters: parameters(&result.model),
+            sha256: sha256(&result.model),
+            epochs: epochs.load(Ordering::SeqCst),
+            batches: batches.load(Ordering::SeqCst),
+            interrupted: result.interrupted.is_some(),
+            error: result.error.map(|error| error.to_string()),
+        })
+    }
+
+    fn training(
+        &self,
+        loader: Loader,
+        interrupter: Interrupter,
+        group: &ProcessGroup,
+    ) -> SupervisedTraining<Classifier> {
+        let valid = Loader::new(0..self.batches.len(), &self.batches);
+        let mut training = SupervisedTraining::new(
+            &self.directories[group.rank()],
+            Arc::new(loader) as Arc<dyn DataLoader<Points>>,
+            Arc::new(valid) as Arc<dyn DataLoader<Points>>,
+        )
+        .metrics((LossMetric::new(), AccuracyMetric::new()))
+        .with_default_checkpointers()
+        .with_interrupter(interrupter)
+        .num_epochs(self.epochs);
+        if self.early_stopping {
+            training = training.early_stopping(no_growth_for_two_epochs());
+        }
+        if let Some(epoch) = self.resume {
+            training = training.checkpoint(epoch);
+        }
+        if let Some(micro_batches) = self.accumulation {
+            training = training.grads_accumulation(micro_batches);
+        }
+        if self.joined {
+            return training;
+        }
+        DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs)).install(training)
+    }
+}
+
+fn no_growth_for_two_epochs() -> MetricEarlyStoppingStrategy {
+    MetricEarlyStoppingStrategy::new(
+        &LossMetric::new(),
+        Aggregate::Mean,
+        Direction::Highest,
+        Split::Valid,
+        StoppingCondition::NoImprovementSince { n_epochs: 2 },
+    )
+}
+
+/// Two linear layers.
+#[derive(Module, Debug)]
+pub struct Classifier {
+    hidden: Linear,
+    output: Linear,
+}
+
+impl Classifier {
+    fn new(seed: u64, device: &Device) -> Self {
+        let model = Self {
+            hidden: LinearConfig::new(FEATURES, 8).init(device),
+            output: LinearConfig::new(8, CLASSES).init(device),
+        };
+        fill(model, seed)
+    }
+
+    fn classify(&self, points: Points) -> ClassificationOutput {
+        let logits = self.output.forward(relu(self.hidden.forward(points.inputs)));
+        let loss = criterion(&logits.device()).forward(logits.clone(), points.targets.clone());
+        ClassificationOutput::new(loss, logits, points.targets)
+    }
+}
+
+impl TrainStep for Classifier {
+    type Input = Points;
+    type Output = ClassificationOutput;
+
+    fn step(&self, points: Points) -> TrainOutput<ClassificationOutput> {
+        let output = self.classify(points);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Classifier {
+    type Input = Points;
+    type Output = ClassificationOutput;
+
+    fn step(&self, points: Points) -> ClassificationOutput {
+        self.classify(points)
+    }
+}

@@ -1,0 +1,78 @@
+//! Everything that a rank can be asked to do.
+
+use burn_nccl::launch::LaunchConfig;
+use burn_nccl::{DType, Error, ReduceOp};
+use burn_nccl_datasets::Sampling;
+use serde::{Deserialize, Serialize};
+
+use crate::learning::Learning;
+use crate::report::Report;
+use crate::training::{Training, group};
+use crate::{evaluation, resnet, stress};
+
+const TIMEOUT_SECONDS: u64 = 60;
+
+/// What a process does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Scenario {
+    /// Adds up the ranks' numbers.
+    Reduce,
+    /// Trains a small net as one of the ranks.
+    Train(Training),
+    /// Trains it alone on the joined batches.
+    Joined(Training),
+    /// Trains a ResNet-18 for some steps.
+    ResNet(usize),
+    /// Trains for many steps on forks and clones.
+    Stress(usize),
+    /// Counts right answers on this many samples.
+    Evaluate(usize, Sampling),
+    /// Trains with burn-train.
+    Learn(Learning),
+    /// Is no rank but the launcher of this many.
+    Launch(usize, Box<Scenario>),
+}
+
+impl Scenario {
+    /// Plays the scenario as a rank.
+    ///
+    /// # Errors
+    /// What the group or data-parallel training returns.
+    ///
+    /// # Panics
+    /// On [`Scenario::Launch`], which is no rank's.
+    pub fn play(&self) -> Result<Report, Error> {
+        match self {
+            Self::Reduce => reduce(),
+            Self::Train(training) => training.by_ranks().map(Report::Trained),
+            Self::Joined(training) => Ok(Report::Trained(training.joined())),
+            Self::ResNet(steps) => resnet::train(*steps).map(Report::Trained),
+            Self::Stress(steps) => stress::train(*steps).map(Report::Trained),
+            Self::Evaluate(samples, sampling) => evaluation::evaluate(*samples, *sampling),
+            Self::Learn(learning) => learning.run().map(Report::Learned),
+            Self::Launch(..) => panic!("a launcher does not run under a launcher"),
+        }
+    }
+
+    /// As the only argument of the program.
+    pub fn to_argument(&self) -> String {
+        serde_json::to_string(self).expect("a scenario is plain data")
+    }
+
+    /// How to launch it, where it is [`Scenario::Launch`].
+    pub fn launch_config(&self) -> Option<LaunchConfig> {
+        let Self::Launch(ranks, scenario) = self else { return None };
+        let mut config = LaunchConfig::this_program(*ranks).expect("the program's own file");
+        config.args = vec![scenario.to_argument().into()];
+        config.threads_per_rank = Some(1);
+        Some(config)
+    }
+}
+
+fn reduce() -> Result<Report, Error> {
+    let group = group(TIMEOUT_SECONDS)?;
+    let mut number = (group.rank() as i64 + 1).to_ne_bytes();
+    group.all_reduce(&mut number, DType::I64, ReduceOp::Sum)?;
+    let (rank, world_size) = (group.rank(), group.world_size());
+    Ok(Report::Reduced { rank, world_size, sum: i64::from_ne_bytes(number) })
+}

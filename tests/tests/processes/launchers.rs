@@ -1,0 +1,71 @@
+//! The ways to start ranks: this workspace's launcher, and those of others where they are installed.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use burn_nccl_tests::{Report, Scenario};
+
+use crate::harness::{End, run_alone, run_command, skip, test_rank};
+
+/// Asserts that ranks 0 and 1 of 2 have added up their numbers.
+fn assert_two_ranks_reduced(end: &End) {
+    assert!(end.status.success(), "{end:#?}");
+    // A launcher may put a prefix before each line.
+    let lines = end.stdout.lines().filter_map(|line| serde_json::from_str(&line[line.find('{')?..]).ok());
+    let mut ranks: Vec<usize> = lines
+        .map(|report| match report {
+            Report::Reduced { rank, world_size: 2, sum: 3 } => rank,
+            other => panic!("expected 1 + 2 on one of 2 ranks, found {other:?}"),
+        })
+        .collect();
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 1], "{end:#?}");
+}
+
+#[test]
+fn four_jobs_that_are_launched_at_once_do_not_meet() {
+    let job = Scenario::Launch(2, Box::new(Scenario::Reduce));
+    std::thread::scope(|scope| {
+        let jobs: Vec<_> = (0..4).map(|_| scope.spawn(|| run_alone(&job))).collect();
+        jobs.into_iter().for_each(|job| assert_two_ranks_reduced(&job.join().unwrap()));
+    });
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|folder| folder.join(program))
+        .find(|it| it.is_file())
+}
+
+/// `test-rank` under another launcher with its options.
+fn under(launcher: PathBuf, options: &[&str]) -> Command {
+    let rank = test_rank(&Scenario::Reduce);
+    let mut command = Command::new(launcher);
+    command.args(options).arg(rank.get_program()).args(rank.get_args());
+    command
+}
+
+#[test]
+fn torchrun_can_start_the_ranks() {
+    let named = std::env::var_os("BURN_NCCL_TORCHRUN").map(PathBuf::from);
+    let Some(torchrun) = named.or_else(|| on_path("torchrun")) else {
+        return skip("torchrun_can_start_the_ranks", "no torchrun on PATH nor in BURN_NCCL_TORCHRUN");
+    };
+    let options = ["--standalone", "--no-python", "--nproc-per-node", "2"];
+    assert_two_ranks_reduced(&run_command(under(torchrun, &options)));
+}
+
+#[test]
+fn open_mpi_can_start_the_ranks() {
+    let is_open_mpi = |mpirun: &PathBuf| {
+        let version = Command::new(mpirun).arg("--version").output();
+        version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"))
+    };
+    let Some(mpirun) = on_path("mpirun").filter(is_open_mpi) else {
+        return skip("open_mpi_can_start_the_ranks", "no mpirun of Open MPI on PATH");
+    };
+    let mut command = under(mpirun, &["-n", "2", "--oversubscribe"]);
+    // Containers run as root, which Open MPI refuses unless told twice.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    assert_two_ranks_reduced(&run_command(command));
+}

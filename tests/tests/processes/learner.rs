@@ -1,0 +1,189 @@
+//! burn-train's learner on two ranks.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_nccl::ddp::UnevenInputs;
+use burn_nccl_tests::fault::FAULT_EXIT_CODE;
+use burn_nccl_tests::learning::Learning;
+use burn_nccl_tests::loader::{Event, Incident, LOADING_ERROR};
+use burn_nccl_tests::report::Learned;
+use burn_nccl_tests::{Report, Scenario};
+
+use crate::harness::{self, assert_close, learned};
+
+const RANKS: usize = 2;
+const BATCHES: usize = 6;
+const RATE: f64 = 0.2;
+
+/// Two epochs of two ranks which share a folder.
+fn learning(folder: &Path) -> Learning {
+    Learning {
+        directories: vec![folder.to_owned(); RANKS],
+        batches: vec![BATCHES; RANKS],
+        joined: false,
+        epochs: 2,
+        resume: None,
+        rate: RATE,
+        accumulation: None,
+        uneven_inputs: UnevenInputs::Even,
+        early_stopping: false,
+        incident: None,
+    }
+}
+
+/// Runs it on two ranks, which must end with the same bits.
+fn run(learning: Learning) -> Vec<Learned> {
+    let ends = learned(&Scenario::Learn(learning), RANKS);
+    assert_eq!(ends[0].sha256, ends[1].sha256, "the ranks ended with different parameters: {ends:#?}");
+    ends
+}
+
+/// Runs it on two ranks, and `alone` in one process on the joined batches, with the same result.
+fn assert_equals_joined(learning: Learning, alone: Learning) {
+    let expected = learned(&Scenario::Learn(Learning { joined: true, ..alone }), 1).remove(0);
+    assert_eq!(expected.error, None);
+    for (rank, found) in run(learning.clone()).into_iter().enumerate() {
+        assert_eq!(found.error, None);
+        assert_eq!((found.epochs, found.batches), (expected.epochs, 2 * learning.batches[rank]));
+        assert_close(&found.parameters, &expected.parameters, 1e-5);
+    }
+}
+
+/// Something that happens on rank 1 in the third batch of the second of four epochs.
+fn incident(event: Event, folder: &Path) -> Learning {
+    let incident = Some(Incident { rank: 1, epoch: 1, batch: 2, event });
+    Learning { epochs: 4, incident, ..learning(folder) }
+}
+
+/// Batches loaded until the incident, the one in which it happens included.
+const BATCHES_UNTIL_INCIDENT: usize = BATCHES + 3;
+
+fn files(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let Ok(entries) = fs::read_dir(folder) else { return found };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.insert(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn two_ranks_learn_what_burns_own_strategy_learns_on_the_joined_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = learning(&folder.path().join("alone"));
+    assert_equals_joined(learning(&folder.path().join("ranks")), alone);
+}
+
+#[test]
+fn accumulated_micro_batches_are_averaged_where_burns_own_strategy_adds_them_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = Learning { accumulation: Some(3), ..learning(&folder.path().join("ranks")) };
+    let alone =
+        Learning { accumulation: Some(3), rate: RATE / 3.0, ..learning(&folder.path().join("alone")) };
+    assert_equals_joined(ranks, alone);
+}
+
+#[test]
+fn a_rank_with_fewer_batches_joins_in_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let uneven = |name| Learning {
+        batches: vec![3, 5],
+        uneven_inputs: UnevenInputs::JoinActive,
+        ..learning(&folder.path().join(name))
+    };
+    assert_equals_joined(uneven("ranks"), uneven("alone"));
+}
+
+#[test]
+fn a_rank_with_fewer_batches_is_named_on_both_ranks_by_default() {
+    let folder = tempfile::tempdir().unwrap();
+    for end in run(Learning { batches: vec![3, 5], ..learning(folder.path()) }) {
+        let error = end.error.expect("an error");
+        assert!(error.contains("ranks [0] of 2 have no batch left"), "{error}");
+    }
+}
+
+#[test]
+fn rank_0_alone_writes_metrics_logs_and_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let directories: Vec<PathBuf> = (0..RANKS).map(|rank| folder.path().join(rank.to_string())).collect();
+    run(Learning { directories: directories.clone(), ..learning(folder.path()) });
+    let written = files(&directories[0]);
+    for name in
+        ["experiment.log", "checkpoint/model-2.bpk", "checkpoint/optim-2.bpk", "checkpoint/scheduler-2.bpk"]
+    {
+        assert!(written.contains(&directories[0].join(name)), "{name} is missing: {written:#?}");
+    }
+    let has_metric = |split: &str, metric: &str| {
+        written.iter().any(|path| {
+            let path = path.strip_prefix(&directories[0]).unwrap();
+            path.starts_with(split) && path.ends_with(metric)
+        })
+    };
+    for split in ["train", "valid"] {
+        for metric in ["Loss.log", "Accuracy.log"] {
+            assert!(has_metric(split, metric), "{split} {metric} is missing: {written:#?}");
+        }
+    }
+    assert_eq!(files(&directories[1]), BTreeSet::new());
+}
+
+#[test]
+fn early_stopping_ends_both_ranks_after_the_same_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = run(Learning { epochs: 6, early_stopping: true, ..learning(folder.path()) });
+    for end in ends {
+        assert_eq!((end.epochs, end.batches, end.error), (3, 3 * BATCHES, None));
+    }
+}
+
+#[test]
+fn an_interruption_on_rank_1_ends_both_ranks_in_the_same_step() {
+    let folder = tempfile::tempdir().unwrap();
+    for end in run(incident(Event::Interruption, folder.path())) {
+        // The batch in which it happens has been loaded and is not trained on.
+        assert_eq!((end.epochs, end.batches), (2, BATCHES_UNTIL_INCIDENT));
+        assert!(end.interrupted);
+        assert_eq!(end.error, None);
+    }
+}
+
+#[test]
+fn a_batch_that_rank_1_cannot_load_ends_both_ranks_in_the_same_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = run(incident(Event::LoadingError, folder.path()));
+    for end in &ends {
+        assert_eq!((end.epochs, end.batches), (2, BATCHES_UNTIL_INCIDENT));
+    }
+    assert!(ends[0].interrupted && ends[0].error.is_none(), "{:?}", ends[0]);
+    assert!(ends[1].error.as_ref().is_some_and(|error| error.contains(LOADING_ERROR)), "{:?}", ends[1]);
+}
+
+#[test]
+fn a_rank_that_exits_is_named_in_the_learners_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = harness::run(&Scenario::Learn(incident(Event::Exit, folder.path())), RANKS, None);
+    assert_eq!(ends[1].status.code(), Some(FAULT_EXIT_CODE));
+    let [Report::Learned(Learned { error: Some(error), .. })] = &ends[0].reports()[..] else {
+        panic!("expected an error in the result: {ends:#?}");
+    };
+    assert!(error.contains("rank 1 is gone"), "{error}");
+}
+
+#[test]
+fn a_resumed_training_ends_with_the_bits_of_one_that_was_not_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = run(Learning { epochs: 4, ..learning(&folder.path().join("whole")) });
+    let parts = learning(&folder.path().join("parts"));
+    let first = run(parts.clone());
+    let second = run(Learning { epochs: 4, resume: Some(2), ..parts });
+    assert_ne!(first[0].sha256, second[0].sha256);
+    assert_eq!((second[0].epochs, second[0].batches), (2, 2 * BATCHES));
+    assert_eq!(second[0].sha256, whole[0].sha256);
+}

@@ -1,0 +1,9 @@
+//! Whole jobs of real processes: each test starts `test-rank` once per rank and compares what the ranks report.
+
+mod determinism;
+mod faults;
+mod harness;
+mod launchers;
+mod learner;
+mod parity;
+mod uneven;
