@@ -49,13 +49,21 @@ pub(super) fn watch(
         phase = advance(phase, ranks, grace);
         let received = signals.wait(time_left(phase)).map_err(LaunchError::system("wait for signals"))?;
         for signal in received {
-            // After a failure the failure stays the cause, and the signal only makes the ranks end sooner.
-            if phase == Phase::Running {
+            // After a failure the failure stays the cause, and the signal only makes the ranks end sooner. But a
+            // terminal sends its signal to a rank in the launcher's process group as well, whose end may be seen first.
+            let settling = matches!(phase, Phase::Settling(_));
+            if phase == Phase::Running || settling && all_failures_are(signal.signal, ranks) {
                 interrupted = Some(signal.signal);
             }
             phase = stop(phase, ranks, signal, grace);
         }
     }
+}
+
+/// Whether every rank that has failed was ended by `signal`.
+fn all_failures_are(signal: Signal, ranks: &[RankProcess]) -> bool {
+    let endings = ranks.iter().filter_map(|rank| rank.ended).map(|ended| ended.ending);
+    endings.filter(|&ending| ending != Ending::Code(0)).all(|ending| ending == Ending::Signal(signal as i32))
 }
 
 /// Does what time and the ranks' endings ask for.
