@@ -1,0 +1,197 @@
+//! Autodiff over any backend: each collective runs on the inner backend, and its backward runs the adjoint
+//! collective. Every rank must take part in the adjoint too, so every rank must differentiate through the result.
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, TensorMetadata};
+use burn::tensor::Slice;
+
+use crate::hook::GradientHook;
+use crate::ops::{BucketSlot, Call, CollectiveBackend};
+use crate::transport::ReduceOp;
+
+impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
+    /// Adjoint: with `G = all_reduce_sum(dy)`, sum gives `dx = G`, mean `dx = G / n`, min and max `dx = G` where
+    /// this rank holds the extremum (shared equally among ranks that tie), product `dx = G ∏_{j≠rank} x_j`.
+    fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+        let (input, guard) = tensor.into_parts();
+        let output = B::all_reduce(input.clone(), op, call.clone());
+        match AllReduce(op).prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let saved = match op {
+                    ReduceOp::Sum | ReduceOp::Mean => None,
+                    ReduceOp::Min | ReduceOp::Max | ReduceOp::Product => Some((input, output.clone())),
+                };
+                prep.finish((Call::new(&call.group), saved), output)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
+    /// Adjoint: `dx = all_reduce_sum(dy)` on the root, zero elsewhere.
+    fn broadcast(tensor: FloatTensor<Self>, root: usize, call: Call) -> FloatTensor<Self> {
+        let (input, guard) = tensor.into_parts();
+        let output = B::broadcast(input, root, call.clone());
+        match Broadcast.prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((Call::new(&call.group), root), output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
+    /// Adjoint: `dx = reduce_scatter_sum(dy)`.
+    fn all_gather(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
+        let (input, guard) = tensor.into_parts();
+        let output = B::all_gather(input, call.clone());
+        match AllGather.prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(Call::new(&call.group), output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
+    /// Adjoint: `dx = all_gather(dy)` for sum, divided by the world size for mean. The other reductions are refused
+    /// by [`functions::reduce_scatter`](crate::functions::reduce_scatter) for a tracked tensor.
+    fn reduce_scatter(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+        let (input, guard) = tensor.into_parts();
+        let output = B::reduce_scatter(input, op, call.clone());
+        match ReduceScatter(op).prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(Call::new(&call.group), output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
+    /// Adjoint: the gradient itself, delivered to the hook on its way.
+    fn gradient_hook(tensor: FloatTensor<Self>, lift: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+        let (input, guard) = tensor.into_parts();
+        let (_, lift_guard) = lift.into_parts();
+        // Compute-bound, so that gradient checkpointing never runs the forward again for a hook.
+        match Deliver.prepare::<C>([guard, lift_guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(hook, input),
+            OpsKind::UnTracked(prep) => prep.finish(input),
+        }
+    }
+
+    fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+        B::deliver_gradient(gradient.primitive().clone(), hook);
+        gradient
+    }
+
+    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
+        FloatTensor::<Self>::new(B::gradient_from_bucket(like.into_primitive(), slot))
+    }
+}
+
+#[derive(Debug)]
+struct AllReduce(ReduceOp);
+
+impl<B: CollectiveBackend> Backward<B, 1> for AllReduce {
+    /// The call for the adjoint, and input and output where the adjoint needs them.
+    type State = (Call, Option<(FloatTensor<B>, FloatTensor<B>)>);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (call, saved) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            let op = if self.0 == ReduceOp::Mean { ReduceOp::Mean } else { ReduceOp::Sum };
+            let grad = B::all_reduce(grad, op, call.clone());
+            match (self.0, saved) {
+                (ReduceOp::Min | ReduceOp::Max, Some((input, output))) => {
+                    let holds = extremum_mask::<B>(input, output);
+                    let ties = B::all_reduce(holds.clone(), ReduceOp::Sum, call);
+                    B::float_div(B::float_mul(grad, holds), ties)
+                }
+                (ReduceOp::Product, Some((input, _))) => {
+                    B::float_mul(grad, product_of_others::<B>(input, call))
+                }
+                _ => grad,
+            }
+        });
+    }
+}
+
+/// One where `input` equals `output` exactly, zero elsewhere.
+fn extremum_mask<B: CollectiveBackend>(input: FloatTensor<B>, output: FloatTensor<B>) -> FloatTensor<B> {
+    let differs = B::float_sign(B::float_abs(B::float_sub(input, output)));
+    B::float_add_scalar(B::float_neg(differs), 1.0.into())
+}
+
+/// The product of the other ranks' inputs: dividing the whole product by the own value would fail at zero.
+fn product_of_others<B: CollectiveBackend>(input: FloatTensor<B>, call: Call) -> FloatTensor<B> {
+    let (rank, world_size) = (call.group.rank(), call.group.world_size());
+    let rows = input.shape()[0];
+    let gathered = B::all_gather(input.clone(), call);
+    let ones = B::float_ones(input.shape(), &input.device(), input.dtype().into());
+    (0..world_size).filter(|&peer| peer != rank).fold(ones, |product, peer| {
+        let part = B::float_slice(gathered.clone(), &[Slice::from(peer * rows..(peer + 1) * rows)]);
+        B::float_mul(product, part)
+    })
+}
+
+#[derive(Debug)]
+struct Broadcast;
+
+impl<B: CollectiveBackend> Backward<B, 1> for Broadcast {
+    type State = (Call, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (call, root) = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            let is_root = call.group.rank() == root;
+            let sum = B::all_reduce(grad, ReduceOp::Sum, call);
+            if is_root { sum } else { B::float_zeros(sum.shape(), &sum.device(), sum.dtype().into()) }
+        });
+    }
+}
+
+#[derive(Debug)]
+struct AllGather;
+
+impl<B: CollectiveBackend> Backward<B, 1> for AllGather {
+    type State = Call;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let call = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::reduce_scatter(grad, ReduceOp::Sum, call));
+    }
+}
+
+#[derive(Debug)]
+struct ReduceScatter(ReduceOp);
+
+impl<B: CollectiveBackend> Backward<B, 1> for ReduceScatter {
+    type State = Call;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let call = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            let world_size = call.group.world_size() as f64;
+            let gathered = B::all_gather(grad, call);
+            match self.0 {
+                ReduceOp::Mean => B::float_div_scalar(gathered, world_size.into()),
+                _ => gathered,
+            }
+        });
+    }
+}
+
+/// Passes the gradient of the first parent on. The second parent, the lift, is untracked: it only sets the depth
+/// at which this step runs.
+#[derive(Debug)]
+struct Deliver;
+
+impl<B: CollectiveBackend> Backward<B, 2> for Deliver {
+    type State = GradientHook;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [tensor, _] = ops.parents;
+        let grad = grads.consume::<B>(&ops.node);
+        let ends = ops.state.ends();
+        let grad = B::deliver_gradient(grad, ops.state);
+        if let Some(tensor) = tensor
+            && !ends
+        {
+            grads.register::<B>(tensor.id, grad);
+        }
+    }
+}

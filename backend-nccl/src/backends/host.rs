@@ -1,0 +1,92 @@
+//! The host path: a collective on any backend by way of host memory.
+//!
+//! Each function is one read, one call of the group and one write. An error goes to the [`Call`]; the tensor that
+//! then comes back has the right shape and the local values, so that nothing after it fails for another reason.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{Bytes, Shape, TensorData, try_read_sync};
+
+use crate::dtype::wire_dtype;
+use crate::error::{Error, Result};
+use crate::hook::GradientHook;
+use crate::ops::{BucketSlot, Call};
+use crate::transport::{DType, ReduceOp};
+
+pub(crate) fn all_reduce<B: Backend>(tensor: FloatTensor<B>, op: ReduceOp, call: &Call) -> FloatTensor<B> {
+    in_place::<B>(tensor, call, |bytes, dtype| call.group.all_reduce(bytes, dtype, op))
+}
+
+pub(crate) fn broadcast<B: Backend>(tensor: FloatTensor<B>, root: usize, call: &Call) -> FloatTensor<B> {
+    in_place::<B>(tensor, call, |bytes, dtype| call.group.broadcast(bytes, dtype, root))
+}
+
+pub(crate) fn all_gather<B: Backend>(tensor: FloatTensor<B>, call: &Call) -> FloatTensor<B> {
+    let mut shape = tensor.shape();
+    shape[0] *= call.group.world_size();
+    resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.all_gather(send, receive, dtype))
+}
+
+pub(crate) fn reduce_scatter<B: Backend>(tensor: FloatTensor<B>, op: ReduceOp, call: &Call) -> FloatTensor<B> {
+    let mut shape = tensor.shape();
+    shape[0] /= call.group.world_size();
+    resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.reduce_scatter(send, receive, dtype, op))
+}
+
+pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &GradientHook) -> FloatTensor<B> {
+    match read::<B>(gradient.clone()) {
+        Ok(data) => hook.deliver(data.as_bytes(), data.dtype()),
+        Err(error) => hook.fail(error),
+    }
+    gradient
+}
+
+pub(crate) fn gradient_from_bucket<B: Backend>(like: FloatTensor<B>, slot: &BucketSlot) -> FloatTensor<B> {
+    let (shape, dtype) = (like.shape(), like.dtype());
+    let end_bytes = slot.offset_bytes + shape.num_elements() * dtype.size();
+    let bytes = Bytes::from_bytes_vec(slot.bucket[slot.offset_bytes..end_bytes].to_vec());
+    B::float_from_data(TensorData::from_bytes(bytes, shape, dtype), &like.device())
+}
+
+/// Reads a tensor to host memory.
+pub(crate) fn read<B: Backend>(tensor: FloatTensor<B>) -> Result<TensorData> {
+    try_read_sync(B::float_into_data(tensor))
+        .ok_or_else(|| Error::TensorRead { cause: "the backend cannot be read without waiting".into() })?
+        .map_err(|error| Error::TensorRead { cause: error.to_string() })
+}
+
+fn in_place<B: Backend>(
+    tensor: FloatTensor<B>,
+    call: &Call,
+    run: impl FnOnce(&mut [u8], DType) -> Result<()>,
+) -> FloatTensor<B> {
+    let device = tensor.device();
+    let outcome = read::<B>(tensor.clone()).and_then(|data| {
+        let (mut bytes, shape, dtype) = data.into_parts();
+        run(&mut bytes, wire_dtype(dtype)?)?;
+        Ok(B::float_from_data(TensorData::from_bytes(bytes, shape, dtype), &device))
+    });
+    outcome.unwrap_or_else(|error| {
+        call.fail(error);
+        tensor
+    })
+}
+
+fn resized<B: Backend>(
+    tensor: FloatTensor<B>,
+    shape: Shape,
+    call: &Call,
+    run: impl FnOnce(&[u8], &mut [u8], DType) -> Result<()>,
+) -> FloatTensor<B> {
+    let (device, burn_dtype) = (tensor.device(), tensor.dtype());
+    let outcome = read::<B>(tensor).and_then(|data| {
+        let mut received = TensorData::full_dtype(0, shape.clone(), burn_dtype).into_bytes();
+        run(data.as_bytes(), &mut received, wire_dtype(data.dtype())?)?;
+        Ok(TensorData::from_bytes(received, shape.clone(), burn_dtype))
+    });
+    let data = outcome.unwrap_or_else(|error| {
+        call.fail(error);
+        TensorData::full_dtype(0, shape, burn_dtype)
+    });
+    B::float_from_data(data, &device)
+}

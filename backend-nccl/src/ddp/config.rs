@@ -1,0 +1,62 @@
+//! The options of [`DistributedDataParallel`](super::DistributedDataParallel).
+
+use burn::config::Config;
+
+/// What a parameter without a gradient means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum UnusedParameters {
+    /// An error on all ranks, in the same step, that names the parameters and the ranks.
+    Refuse,
+    /// A rank that did not use a parameter contributes zeros; a parameter that no rank used gets no gradient at
+    /// all, so that momentum and weight decay leave it alone. PyTorch: `find_unused_parameters=True`.
+    Allow,
+}
+
+/// The element type in which gradients travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum WireFormat {
+    /// The gradient's own type.
+    Full,
+    /// IEEE half precision; sums are formed in f32. PyTorch: `fp16_compress_hook`.
+    F16,
+    /// bfloat16; sums are formed in f32. PyTorch: `bf16_compress_hook`.
+    BF16,
+}
+
+/// What happens when ranks have different numbers of batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum UnevenInputs {
+    /// All ranks have the same number of batches, as `DistributedSampler` sees to. Nothing is exchanged.
+    Even,
+    /// Ranks tell each other in each step whether they still have data; a difference is an error on all ranks.
+    /// PyTorch: `join(throw_on_early_termination=True)`.
+    Strict,
+    /// Ranks without data take part with zeros; the mean is over the ranks that still have data.
+    JoinActive,
+    /// As `JoinActive`, but the sum is always divided by the world size.
+    /// PyTorch: `join(divide_by_initial_world_size=True)`.
+    JoinWorld,
+}
+
+/// Options of data-parallel training. They must be equal on all ranks, which is checked at construction.
+#[derive(Config, Debug)]
+pub struct DdpConfig {
+    /// Gradients are reduced in buckets of about this size, in bytes.
+    #[config(default = 26_214_400)]
+    pub bucket_bytes: usize,
+    /// The size of the first bucket, in bytes: small, so that communication starts early in the backward pass.
+    #[config(default = 1_048_576)]
+    pub first_bucket_bytes: usize,
+    /// What a parameter without a gradient means.
+    #[config(default = "UnusedParameters::Refuse")]
+    pub unused_parameters: UnusedParameters,
+    /// The element type in which gradients travel.
+    #[config(default = "WireFormat::Full")]
+    pub wire_format: WireFormat,
+    /// What happens when ranks have different numbers of batches.
+    #[config(default = "UnevenInputs::Even")]
+    pub uneven_inputs: UnevenInputs,
+    /// Whether buckets are reduced during the backward pass (default) or all after it.
+    #[config(default = true)]
+    pub overlap: bool,
+}

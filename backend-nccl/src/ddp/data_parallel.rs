@@ -1,0 +1,227 @@
+//! [`DistributedDataParallel`]: what a training loop talks to.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+use super::bucket::{self, GradientSize};
+use super::config::{DdpConfig, UnevenInputs};
+use super::reducer::{DdpEvent, Reduced, Reducer};
+use super::replicate::{self, Covered};
+use super::{lift, module_hook, parameters, uneven};
+use crate::dtype::wire_dtype;
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
+use crate::ops::{BucketSlot, CollectiveBackend};
+
+/// Data-parallel training of one model by all ranks of a group: each rank runs its own batches, gradients are
+/// averaged over ranks during the backward pass, and every rank takes the same optimizer step.
+///
+/// `gradient = 1/n Σ_rank 1/k Σ_micro-batch dL/dp`, with `n` ranks and `k` backward passes since the last reduction.
+///
+/// One instance serves one model on one rank. All ranks must call its methods in the same order.
+///
+/// Source: `torch.nn.parallel.DistributedDataParallel`; S. Li et al., "PyTorch Distributed: Experiences on
+/// Accelerating Data Parallel Training", VLDB 2020.
+pub struct DistributedDataParallel {
+    group: ProcessGroup,
+    config: DdpConfig,
+    reducer: Arc<Reducer>,
+    lifts: Vec<Tensor<1>>,
+}
+
+impl DistributedDataParallel {
+    /// Checks that all ranks hold the same `model`, gives every rank rank 0's values, and plans the buckets.
+    ///
+    /// # Errors
+    /// [`Error::ModelMismatch`] on every rank where names, shapes, element types or options differ;
+    /// [`Error::NothingToTrain`] where no parameter requires gradients; what the group's collectives return.
+    pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
+        let (all, trainable) = parameters::list(&model);
+        replicate::check_same_model(&all, config, group)?;
+        let sizes = trainable
+            .iter()
+            .map(|parameter| {
+                Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements: parameter.elements })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let device = model.devices().into_iter().next();
+        let Some(device) = device.filter(|device| device.is_autodiff() && !sizes.is_empty()) else {
+            return Err(Error::NothingToTrain);
+        };
+        let model = replicate::broadcast(model, Covered::All, group)?;
+        let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes);
+        let lifts = lift::build(&lift::depths(&plan), &device);
+        let names = trainable.into_iter().map(|parameter| parameter.name).collect();
+        let reducer = Arc::new(Reducer::new(group, plan, names, config));
+        Ok((Self { group: group.clone(), config: config.clone(), reducer, lifts }, model))
+    }
+
+    /// The group that gradients are reduced over.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// A copy of `model` to run one forward pass on. It shares the values and the running statistics of `model`, and
+    /// serves exactly one [`backward`](Self::backward) or [`no_sync`](Self::no_sync).
+    ///
+    /// # Errors
+    /// [`Error::ModelChanged`] where the trainable parameters are no longer those at construction.
+    pub fn hook<M: Module>(&self, model: &M) -> Result<M> {
+        module_hook::hooked(model.clone(), self.reducer.plan(), &self.lifts, &self.reducer)
+    }
+
+    /// Runs the backward pass of `loss` and returns the gradients of `model`, averaged over all ranks and over the
+    /// micro-batches since the last reduction.
+    ///
+    /// # Errors
+    /// [`Error::UnusedParameters`], [`Error::UnevenInputs`] (both on all ranks), and what a collective returns.
+    pub fn backward<M: Module>(&mut self, loss: &Tensor<1>, model: &M) -> Result<GradientsParams> {
+        self.reduce_during(model, || drop(loss.backward())).map(|((), gradients)| gradients)
+    }
+
+    /// As [`backward`](Self::backward), for code that calls `Tensor::backward` itself: `run` must do so exactly once,
+    /// on a loss of a hooked model.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    pub fn reduce_during<M: Module, R>(
+        &mut self,
+        model: &M,
+        run: impl FnOnce() -> R,
+    ) -> Result<(R, GradientsParams)> {
+        let active = uneven::exchange(&self.group, self.config.uneven_inputs, true)?;
+        self.reducer.begin_reduction(self.divisor(active))?;
+        let guard = AbortOnPanic(&self.group);
+        let output = run();
+        drop(guard);
+        let reduced = self.reducer.finish()?;
+        Ok((output, gradients(model, &self.reducer, &reduced)))
+    }
+
+    /// Runs the backward pass of `loss` and keeps its gradients on this rank, to be added to those of the next
+    /// [`backward`](Self::backward), which divides by the number of passes. PyTorch: `no_sync()`.
+    ///
+    /// # Errors
+    /// What a hook met, such as a gradient that cannot be read.
+    pub fn no_sync(&mut self, loss: &Tensor<1>) -> Result<()> {
+        self.accumulate_during(|| drop(loss.backward()))
+    }
+
+    /// As [`no_sync`](Self::no_sync), for code that calls `Tensor::backward` itself.
+    ///
+    /// # Errors
+    /// As [`no_sync`](Self::no_sync).
+    pub fn accumulate_during<R>(&mut self, run: impl FnOnce() -> R) -> Result<R> {
+        self.reducer.begin_accumulation()?;
+        let guard = AbortOnPanic(&self.group);
+        let output = run();
+        drop(guard);
+        self.reducer.end_accumulation()?;
+        Ok(output)
+    }
+
+    /// Takes part in the steps of ranks that still have data, once this rank has none. Every rank calls it after its
+    /// last batch until it returns `None`, and takes the optimizer step with what it returns, so that parameters and
+    /// optimizer state stay equal on all ranks:
+    ///
+    /// ```ignore
+    /// while let Some(gradients) = ddp.shadow(&model)? {
+    ///     model = optimizer.step(learning_rate, model, gradients);
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnevenInputs`] on all ranks in [`UnevenInputs::Strict`] mode; [`Error::UnreducedGradients`] where
+    /// micro-batches were accumulated and never reduced.
+    pub fn shadow<M: Module>(&mut self, model: &M) -> Result<Option<GradientsParams>> {
+        if self.config.uneven_inputs == UnevenInputs::Even {
+            return Ok(None);
+        }
+        match self.reducer.accumulated() {
+            0 => {}
+            micro_batches => return Err(Error::UnreducedGradients { micro_batches }),
+        }
+        let active = uneven::exchange(&self.group, self.config.uneven_inputs, false)?;
+        if active == 0 {
+            return Ok(None);
+        }
+        self.reducer.begin_reduction(self.divisor(active))?;
+        let reduced = self.reducer.finish()?;
+        Ok(Some(gradients(model, &self.reducer, &reduced)))
+    }
+
+    /// Gives every rank rank 0's running statistics (and frozen parameters).
+    ///
+    /// PyTorch does so before every forward pass. Training does not read running statistics, so doing it once before
+    /// evaluating or saving gives the same numbers and costs nothing in the loop.
+    ///
+    /// # Errors
+    /// What [`ProcessGroup::broadcast`] returns.
+    pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
+        replicate::broadcast(model, Covered::Buffers, &self.group)
+    }
+
+    /// Starts or stops recording what happens in each step, and returns the events recorded so far.
+    pub fn record_events(&mut self, on: bool) -> Vec<DdpEvent> {
+        self.reducer.record_events(on)
+    }
+
+    fn divisor(&self, active: usize) -> usize {
+        match self.config.uneven_inputs {
+            UnevenInputs::JoinActive => active,
+            UnevenInputs::Even | UnevenInputs::Strict | UnevenInputs::JoinWorld => self.group.world_size(),
+        }
+    }
+}
+
+/// Ends the group when the code it guards panics, so that the other ranks learn of it now and not at the deadline.
+struct AbortOnPanic<'a>(&'a ProcessGroup);
+
+impl Drop for AbortOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort(&format!("rank {} panicked in its backward pass", self.0.rank()));
+        }
+    }
+}
+
+/// Hands the reduced gradients out under the ids of `model`'s parameters.
+fn gradients<M: Module>(model: &M, reducer: &Reducer, reduced: &Reduced) -> GradientsParams {
+    let mut visitor =
+        HandOut { reducer, reduced, next: 0, seen: Default::default(), gradients: GradientsParams::new() };
+    model.visit(&mut visitor);
+    visitor.gradients
+}
+
+struct HandOut<'a> {
+    reducer: &'a Reducer,
+    reduced: &'a Reduced,
+    next: usize,
+    seen: std::collections::HashSet<burn::module::ParamId>,
+    gradients: GradientsParams,
+}
+
+impl ModuleVisitor for HandOut<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.base();
+        if !tensor.is_require_grad() || !self.seen.insert(param.id) {
+            return;
+        }
+        let index = self.next;
+        self.next += 1;
+        if !self.reduced.used.get(index).copied().unwrap_or(false) {
+            return;
+        }
+        let slot = self.reducer.plan().slots[index];
+        let bucket = self.reduced.buckets[slot.bucket].clone();
+        let gradient = Dispatch::gradient_from_bucket(
+            tensor.without_autodiff().into_dispatch(),
+            BucketSlot { bucket, offset_bytes: slot.offset_bytes },
+        );
+        self.gradients.register(param.id, Tensor::<D>::from_dispatch(gradient));
+    }
+}

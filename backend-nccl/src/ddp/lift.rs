@@ -1,0 +1,63 @@
+//! The depth lift: tensors whose place in the autodiff graph decides when a gradient hook fires.
+//!
+//! Burn runs the backward tape strictly by depth, deepest step first. A hook on a leaf would have depth 1 and fire
+//! after the whole backward pass, when nothing is left to overlap with. Giving the hook a second, untracked parent
+//! of depth `K` places it at depth `K + 1` and, since every op lies deeper than its parents, pushes the layers that
+//! use the parameter below it. With a `K` per bucket that grows along the forward pass, the tape becomes: layers of
+//! the last bucket, its hooks, layers of the bucket before, its hooks, and so on.
+
+use burn::tensor::{Device, Tensor};
+
+use super::bucket::BucketPlan;
+
+/// Depth that one parameter's layer is allowed to add to the graph. A layer deeper than the sum over its bucket makes
+/// hooks late, never wrong; a normalisation composed of primitive ops adds about fifteen for two parameters.
+const DEPTH_PER_PARAMETER: usize = 64;
+
+/// The depth of each bucket's lift, in launch order (the last layers first, which lie deepest).
+pub(crate) fn depths(plan: &BucketPlan) -> Vec<usize> {
+    let mut depth = 0;
+    let mut depths: Vec<usize> = plan
+        .buckets
+        .iter()
+        .rev()
+        .map(|bucket| {
+            let own = depth;
+            depth += DEPTH_PER_PARAMETER * (bucket.parameters.len() + 1);
+            own
+        })
+        .collect();
+    depths.reverse();
+    depths
+}
+
+/// One untracked tensor of each depth, made once and used in every step.
+pub(crate) fn build(depths: &[usize], device: &Device) -> Vec<Tensor<1>> {
+    let mut lifts = Vec::with_capacity(depths.len());
+    let (mut tensor, mut reached) = (Tensor::<1>::zeros([1], device), 0);
+    for &depth in depths.iter().rev() {
+        for _ in reached..depth {
+            tensor = tensor + 1.0;
+        }
+        reached = depth;
+        lifts.push(tensor.clone());
+    }
+    lifts.reverse();
+    lifts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ddp::bucket::{GradientSize, plan};
+    use crate::transport::DType;
+
+    #[test]
+    fn later_layers_get_deeper_lifts_and_strides_grow_with_the_bucket() {
+        let sizes = vec![GradientSize { dtype: DType::F32, elements: 16 }; 6];
+        let plan = plan(&sizes, 64, 128);
+        let parameters: Vec<_> = plan.buckets.iter().map(|bucket| bucket.parameters.len()).collect();
+        assert_eq!(parameters, [1, 2, 2, 1]);
+        assert_eq!(depths(&plan), [512, 320, 128, 0]);
+    }
+}

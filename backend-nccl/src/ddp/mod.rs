@@ -1,0 +1,30 @@
+//! Data-parallel training whose all-reduce overlaps the backward pass.
+//!
+//! One step, on every rank:
+//!
+//! 1. [`hook`](DistributedDataParallel::hook) maps the model to a copy whose parameters report their gradients. Each
+//!    hook has a second parent, its bucket's *lift*, which puts it at the right depth of the backward tape.
+//! 2. The user's forward pass runs on that copy.
+//! 3. [`backward`](DistributedDataParallel::backward) runs the tape. A hook copies its gradient into a flat bucket;
+//!    the last one of a bucket hands it to the group's communication thread, which reduces it while the tape runs
+//!    on. Buckets launch in index order on every rank.
+//! 4. What is still in flight is waited for, and gradients are handed out, on Flex as views of the buckets.
+
+mod arithmetic;
+mod bucket;
+mod config;
+mod data_parallel;
+mod lift;
+mod module_hook;
+mod parameters;
+mod reducer;
+mod replicate;
+#[cfg(feature = "train")]
+mod strategy;
+mod uneven;
+
+pub use config::*;
+pub use data_parallel::DistributedDataParallel;
+pub use reducer::DdpEvent;
+#[cfg(feature = "train")]
+pub use strategy::DdpStrategy;

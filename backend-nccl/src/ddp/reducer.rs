@@ -1,0 +1,363 @@
+//! The reducer: fills buckets as gradients arrive, launches each bucket's all-reduce as soon as it may, and hands
+//! the results out.
+//!
+//! Filling happens inside the backward pass, where nothing may panic or block: errors are kept for
+//! [`Reducer::finish`]. Buckets launch strictly in index order, whatever order gradients arrive in; ranks whose
+//! graphs run in another order would otherwise pair different buckets, which sums garbage or hangs.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Bytes;
+
+use super::arithmetic;
+use super::bucket::BucketPlan;
+use super::config::{DdpConfig, UnusedParameters, WireFormat};
+use crate::error::{Error, Result};
+use crate::group::{ProcessGroup, Work};
+use crate::hook::GradientSink;
+use crate::transport::{DType, ReduceOp};
+
+/// What happened in a step, in order. For tests and for looking at the overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DdpEvent {
+    /// The gradient of this trainable parameter (in visit order) reached its bucket.
+    GradientReady(usize),
+    /// The all-reduce of this bucket was handed to the communication thread.
+    BucketLaunched(usize),
+    /// The result of this bucket was waited for and is there.
+    BucketReduced(usize),
+}
+
+/// What a gradient that arrives is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Outside of any backward pass that the reducer knows of.
+    Idle,
+    /// A micro-batch whose gradients stay local.
+    Accumulate,
+    /// The backward pass that ends in a reduction.
+    Reduce,
+}
+
+/// Gradients of one step after reduction.
+pub(crate) struct Reduced {
+    pub(crate) buckets: Vec<Arc<Bytes>>,
+    /// For each trainable parameter, whether any rank had a gradient for it.
+    pub(crate) used: Vec<bool>,
+}
+
+pub(crate) struct Reducer {
+    group: ProcessGroup,
+    plan: BucketPlan,
+    names: Vec<String>,
+    unused_parameters: UnusedParameters,
+    wire_format: WireFormat,
+    overlap: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    phase: Phase,
+    /// Buckets that are being filled; `None` while an all-reduce owns the buffer.
+    buffers: Vec<Option<Bytes>>,
+    /// Buckets handed out in the last step, taken back when nobody holds a gradient of theirs any more.
+    handed_out: Vec<Option<Arc<Bytes>>>,
+    in_flight: Vec<Flight>,
+    /// Gradients that each bucket still waits for in this backward pass.
+    pending: Vec<usize>,
+    /// Whether a parameter's gradient arrived in this backward pass, and since the last reduction.
+    fired: Vec<bool>,
+    filled: Vec<bool>,
+    /// Backward passes since the last reduction, this one not included.
+    micro_batches: usize,
+    /// Ranks that the sum is divided by; the world size unless some have run out of data.
+    divisor: usize,
+    error: Option<Error>,
+    events: Option<Vec<DdpEvent>>,
+}
+
+/// A bucket on the wire.
+struct Flight {
+    work: Work<WireBuffer>,
+    /// The full-precision buffer, where the wire carries a compressed copy of it.
+    uncompressed: Option<Bytes>,
+}
+
+struct WireBuffer(Bytes);
+
+impl AsMut<[u8]> for WireBuffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Reducer {
+    pub(crate) fn new(group: &ProcessGroup, plan: BucketPlan, names: Vec<String>, config: &DdpConfig) -> Self {
+        let (buckets, parameters) = (plan.buckets.len(), names.len());
+        let state = State {
+            phase: Phase::Idle,
+            buffers: (0..buckets).map(|_| None).collect(),
+            handed_out: (0..buckets).map(|_| None).collect(),
+            in_flight: Vec::with_capacity(buckets),
+            pending: vec![0; buckets],
+            fired: vec![false; parameters],
+            filled: vec![false; parameters],
+            micro_batches: 0,
+            divisor: group.world_size(),
+            error: None,
+            events: None,
+        };
+        Self {
+            group: group.clone(),
+            plan,
+            names,
+            unused_parameters: config.unused_parameters,
+            wire_format: config.wire_format,
+            overlap: config.overlap,
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(crate) fn plan(&self) -> &BucketPlan {
+        &self.plan
+    }
+
+    /// Starts a backward pass whose gradients stay on this rank.
+    pub(crate) fn begin_accumulation(&self) -> Result<()> {
+        self.begin(Phase::Accumulate, self.group.world_size())
+    }
+
+    /// Starts the backward pass that ends in a reduction. `divisor` is the number of ranks that the mean is over.
+    pub(crate) fn begin_reduction(&self, divisor: usize) -> Result<()> {
+        self.begin(Phase::Reduce, divisor)
+    }
+
+    fn begin(&self, phase: Phase, divisor: usize) -> Result<()> {
+        let mut state = self.lock();
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        state.phase = phase;
+        state.divisor = divisor;
+        state.fired.fill(false);
+        for (index, bucket) in self.plan.buckets.iter().enumerate() {
+            state.pending[index] = bucket.parameters.len();
+            if state.buffers[index].is_none() {
+                let reusable = state.handed_out[index].take().and_then(|bucket| Arc::try_unwrap(bucket).ok());
+                state.buffers[index] = Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a backward pass without reduction.
+    ///
+    /// # Errors
+    /// The first error that a hook met.
+    pub(crate) fn end_accumulation(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.phase = Phase::Idle;
+        state.micro_batches += 1;
+        state.error.take().map_or(Ok(()), Err)
+    }
+
+    /// The number of backward passes whose gradients wait for a reduction.
+    pub(crate) fn accumulated(&self) -> usize {
+        self.lock().micro_batches
+    }
+
+    /// Launches what the backward pass left over, waits for all buckets and agrees on which parameters were used.
+    pub(crate) fn finish(&self) -> Result<Reduced> {
+        let mut state = self.lock();
+        state.phase = Phase::Idle;
+        if let Some(error) = state.error.take() {
+            // The other ranks wait for buckets that this one will not send.
+            self.group.abort(&format!("rank {} could not reduce its gradients: {error}", self.group.rank()));
+            return Err(error);
+        }
+        self.complete_missing(&mut state);
+        self.launch_ready(&mut state)?;
+        let filled = std::mem::replace(&mut state.filled, vec![false; self.names.len()]);
+        state.micro_batches = 0;
+        for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
+            let reduced = self.land(index, flight)?;
+            state.handed_out[index] = Some(Arc::new(reduced));
+            state.record(DdpEvent::BucketReduced(index));
+        }
+        let buckets = state.handed_out.iter().flatten().cloned().collect();
+        drop(state);
+        Ok(Reduced { buckets, used: self.agree_on_used(&filled)? })
+    }
+
+    /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches
+    /// left, which still lacks its division.
+    fn complete_missing(&self, state: &mut State) {
+        let passes = state.micro_batches + 1;
+        for (index, slot) in self.plan.slots.iter().enumerate() {
+            let dtype = self.plan.buckets[slot.bucket].dtype;
+            match (state.fired[index], state.filled[index], &mut state.buffers[slot.bucket]) {
+                (true, ..) | (.., None) => continue,
+                (false, false, Some(buffer)) => buffer[slot.range()].fill(0),
+                (false, true, Some(buffer)) => {
+                    arithmetic::scale(&mut buffer[slot.range()], 1.0 / passes as f64, dtype);
+                }
+            }
+            state.pending[slot.bucket] -= 1;
+        }
+    }
+
+    fn launch_ready(&self, state: &mut State) -> Result<()> {
+        while let Some(bucket) = self.plan.buckets.get(state.in_flight.len()) {
+            let index = state.in_flight.len();
+            if state.pending[index] > 0 {
+                return Ok(());
+            }
+            let Some(mut buffer) = state.buffers[index].take() else { return Ok(()) };
+            let mut op = ReduceOp::Mean;
+            if state.divisor != self.group.world_size() {
+                arithmetic::scale(&mut buffer, 1.0 / state.divisor as f64, bucket.dtype);
+                op = ReduceOp::Sum;
+            }
+            let wire_dtype = self.wire_dtype(bucket.dtype);
+            let (buffer, uncompressed) = if wire_dtype == bucket.dtype {
+                (buffer, None)
+            } else {
+                (arithmetic::compress(&buffer, bucket.dtype, wire_dtype), Some(buffer))
+            };
+            let work = self.group.all_reduce_async(WireBuffer(buffer), wire_dtype, op);
+            state.in_flight.push(Flight { work, uncompressed });
+            state.record(DdpEvent::BucketLaunched(index));
+        }
+        Ok(())
+    }
+
+    /// Waits for a bucket and restores its full precision.
+    fn land(&self, index: usize, flight: Flight) -> Result<Bytes> {
+        let WireBuffer(buffer) = flight.work.wait()?;
+        let Some(mut full) = flight.uncompressed else { return Ok(buffer) };
+        let dtype = self.plan.buckets[index].dtype;
+        arithmetic::decompress(&buffer, self.wire_dtype(dtype), &mut full, dtype);
+        Ok(full)
+    }
+
+    fn wire_dtype(&self, dtype: DType) -> DType {
+        match (self.wire_format, dtype) {
+            (WireFormat::F16, DType::F32 | DType::F64) => DType::F16,
+            (WireFormat::BF16, DType::F32 | DType::F64) => DType::BF16,
+            _ => dtype,
+        }
+    }
+
+    /// Exchanges which parameters had a gradient. Every rank does so in every step, so that an unused parameter is
+    /// an error on all ranks in the step where it happens, not a wrong sum or a hang in a later one.
+    fn agree_on_used(&self, filled: &[bool]) -> Result<Vec<bool>> {
+        let own: Vec<u8> = filled.iter().map(|&filled| u8::from(filled)).collect();
+        let mut all = vec![0; own.len() * self.group.world_size()];
+        self.group.all_gather(&own, &mut all, DType::U8)?;
+        if own.is_empty() {
+            return Ok(Vec::new());
+        }
+        let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
+        let used_by = |parameter: usize| by_rank.iter().filter(|used| used[parameter] != 0).count();
+        let unused = (0..own.len()).find(|&parameter| used_by(parameter) < by_rank.len());
+        if self.unused_parameters == UnusedParameters::Refuse && unused.is_some() {
+            return Err(Error::UnusedParameters { details: self.describe_unused(&by_rank) });
+        }
+        Ok((0..own.len()).map(|parameter| used_by(parameter) > 0).collect())
+    }
+
+    fn describe_unused(&self, by_rank: &[&[u8]]) -> String {
+        let on_rank = |rank: usize| {
+            let names: Vec<&str> = self
+                .names
+                .iter()
+                .zip(by_rank[rank])
+                .filter(|(_, used)| **used == 0)
+                .map(|(name, _)| name.as_str())
+                .collect();
+            (!names.is_empty()).then(|| format!("rank {rank}: {}", names.join(", ")))
+        };
+        (0..by_rank.len()).filter_map(on_rank).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Starts or stops keeping events, and returns those kept so far.
+    pub(crate) fn record_events(&self, on: bool) -> Vec<DdpEvent> {
+        std::mem::replace(&mut self.lock().events, on.then(Vec::new)).unwrap_or_default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn record(&mut self, event: DdpEvent) {
+        if let Some(events) = &mut self.events {
+            events.push(event);
+        }
+    }
+}
+
+impl GradientSink for Reducer {
+    fn receive(&self, index: usize, gradient: &[u8], dtype: DType) {
+        let mut state = self.lock();
+        if state.error.is_some() {
+            return;
+        }
+        if let Err(error) = self.take_gradient(&mut state, index, gradient, dtype) {
+            state.error = Some(error);
+        }
+    }
+
+    fn fail(&self, _index: usize, error: Error) {
+        self.lock().error.get_or_insert(error);
+    }
+}
+
+impl Reducer {
+    fn take_gradient(&self, state: &mut State, index: usize, gradient: &[u8], dtype: DType) -> Result<()> {
+        let slot = self.plan.slots[index];
+        let name = &self.names[index];
+        if state.phase == Phase::Idle {
+            return Err(Error::BackwardOutsideDdp { parameter: name.clone() });
+        }
+        if state.fired[index] {
+            return Err(Error::SecondGradient { parameter: name.clone() });
+        }
+        let expected = self.plan.buckets[slot.bucket].dtype;
+        if dtype != expected || gradient.len() != slot.len_bytes {
+            let cause = format!(
+                "the gradient of `{name}` has {} bytes of {dtype:?}, its slot {} of {expected:?}",
+                gradient.len(),
+                slot.len_bytes
+            );
+            return Err(Error::ModelChanged { cause });
+        }
+        let Some(buffer) = &mut state.buffers[slot.bucket] else {
+            return Err(Error::SecondGradient { parameter: name.clone() });
+        };
+        let target = &mut buffer[slot.range()];
+        if state.filled[index] {
+            arithmetic::add(target, gradient, dtype);
+        } else {
+            target.copy_from_slice(gradient);
+        }
+        if state.phase == Phase::Reduce && state.micro_batches > 0 {
+            arithmetic::scale(target, 1.0 / (state.micro_batches + 1) as f64, dtype);
+        }
+        state.fired[index] = true;
+        state.filled[index] = true;
+        state.pending[slot.bucket] -= 1;
+        state.record(DdpEvent::GradientReady(index));
+        if state.phase == Phase::Reduce && self.overlap { self.launch_ready(state) } else { Ok(()) }
+    }
+}
+
+/// A zeroed buffer, aligned for `dtype`.
+fn zeroed(len_bytes: usize, dtype: DType) -> Bytes {
+    match dtype.size_bytes() {
+        2 => Bytes::from_elems(vec![0u16; len_bytes / 2]),
+        4 => Bytes::from_elems(vec![0u32; len_bytes / 4]),
+        _ => Bytes::from_elems(vec![0u64; len_bytes.div_ceil(8)]),
+    }
+}

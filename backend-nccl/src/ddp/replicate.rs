@@ -1,0 +1,195 @@
+//! Equal models on all ranks: the check that they can be equal, and the broadcast that makes them so.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::config::DdpConfig;
+use super::parameters::ParameterInfo;
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
+use crate::transport::DType;
+
+/// How many differences an error lists before it only counts them.
+const LISTED_DIFFERENCES: usize = 8;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Description {
+    config: String,
+    parameters: Vec<ParameterInfo>,
+}
+
+/// Checks that all ranks hold the same model and options.
+///
+/// Every rank compares every other with rank 0, so all of them return the same error at once. Without this, ranks
+/// with different models would reduce buckets of different lengths, or worse, of equal length with other contents.
+pub(crate) fn check_same_model(
+    parameters: &[ParameterInfo],
+    config: &DdpConfig,
+    group: &ProcessGroup,
+) -> Result<()> {
+    let own = Description { config: config.to_string(), parameters: parameters.to_vec() };
+    let descriptions: Vec<Description> = group
+        .all_gather_bytes(&serde_json::to_vec(&own)?)?
+        .iter()
+        .map(|bytes| serde_json::from_slice(bytes))
+        .collect::<std::result::Result<_, _>>()?;
+    for (rank, description) in descriptions.iter().enumerate() {
+        let differences = differences(&descriptions[0], description, rank);
+        if !differences.is_empty() {
+            return Err(Error::ModelMismatch { rank, differences: summarise(&differences) });
+        }
+    }
+    Ok(())
+}
+
+fn differences(reference: &Description, other: &Description, rank: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    if reference.config != other.config {
+        found.push(format!("rank 0 has options {}, rank {rank} has {}", reference.config, other.config));
+    }
+    let by_name = |list: &[ParameterInfo], name: &str| list.iter().position(|info| info.name == name);
+    for info in &reference.parameters {
+        match by_name(&other.parameters, &info.name) {
+            None => found.push(format!("rank {rank} lacks {}", describe(info))),
+            Some(at) if other.parameters[at] != *info => {
+                found.push(format!("rank 0 has {}, rank {rank} has {}", describe(info), describe(&other.parameters[at])));
+            }
+            Some(_) => {}
+        }
+    }
+    for info in &other.parameters {
+        if by_name(&reference.parameters, &info.name).is_none() {
+            found.push(format!("rank {rank} has {} and rank 0 does not", describe(info)));
+        }
+    }
+    let names = |list: &Description| list.parameters.iter().map(|info| info.name.clone()).collect::<Vec<_>>();
+    if found.is_empty() && names(reference) != names(other) {
+        found.push(format!("rank {rank} has the same parameters in another order"));
+    }
+    found
+}
+
+fn describe(info: &ParameterInfo) -> String {
+    let frozen = if info.trainable { "" } else { ", not trainable" };
+    format!("`{}` {:?} {}{frozen}", info.name, info.shape, info.dtype)
+}
+
+fn summarise(differences: &[String]) -> String {
+    let listed = differences.iter().take(LISTED_DIFFERENCES).cloned().collect::<Vec<_>>().join("; ");
+    match differences.len().saturating_sub(LISTED_DIFFERENCES) {
+        0 => listed,
+        more => format!("{listed}; and {more} more"),
+    }
+}
+
+/// Which values a broadcast covers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Covered {
+    /// Parameters, frozen ones included, and running statistics.
+    All,
+    /// What training does not reach by gradients: running statistics and frozen parameters.
+    Buffers,
+}
+
+/// Replaces the module's values by rank 0's.
+pub(crate) fn broadcast<M: Module>(module: M, covered: Covered, group: &ProcessGroup) -> Result<M> {
+    // Running statistics are kept one update behind; `valid` brings the shared state up to date.
+    drop(module.valid());
+    let mut mapper = Broadcast { group, covered, outcome: Ok(()) };
+    let module = module.map(&mut mapper);
+    mapper.outcome.map(|()| module)
+}
+
+struct Broadcast<'a> {
+    group: &'a ProcessGroup,
+    covered: Covered,
+    outcome: Result<()>,
+}
+
+impl Broadcast<'_> {
+    /// Rank 0's data, or `None` where there is nothing to replace: on rank 0 itself and after an error.
+    fn receive(&mut self, data: TensorData) -> Option<TensorData> {
+        if self.outcome.is_err() {
+            return None;
+        }
+        let (mut bytes, shape, dtype) = data.into_parts();
+        self.outcome = self.group.broadcast(&mut bytes, DType::U8, 0);
+        (self.outcome.is_ok() && self.group.rank() != 0).then(|| TensorData::from_bytes(bytes, shape, dtype))
+    }
+}
+
+impl ModuleMapper for Broadcast<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let tensor = param.base();
+        let requires_grad = tensor.is_require_grad();
+        if self.covered == Covered::Buffers && requires_grad {
+            return param;
+        }
+        let (device, dtype) = (tensor.device(), tensor.dtype());
+        match self.receive(tensor.into_data()) {
+            Some(data) => {
+                param.map(|_| Tensor::from_data(data, (&device, dtype)).set_require_grad(requires_grad))
+            }
+            None => param,
+        }
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let tensor = param.base();
+        let (device, dtype) = (tensor.device(), tensor.dtype());
+        match self.receive(tensor.into_data()) {
+            Some(data) => param.map(|_| Tensor::from_data(data, (&device, dtype))),
+            None => param,
+        }
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        let tensor = param.base();
+        let device = tensor.device();
+        match self.receive(tensor.into_data()) {
+            Some(data) => param.map(|_| Tensor::from_data(data, &device)),
+            None => param,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn description(names: &[&str]) -> Description {
+        let info = |name: &&str| ParameterInfo {
+            name: name.to_string(),
+            shape: vec![2, 3],
+            dtype: "F32".into(),
+            trainable: true,
+        };
+        Description { config: "{}".into(), parameters: names.iter().map(info).collect() }
+    }
+
+    #[test]
+    fn equal_descriptions_do_not_differ() {
+        assert!(differences(&description(&["a", "b"]), &description(&["a", "b"]), 1).is_empty());
+    }
+
+    #[test]
+    fn a_missing_and_an_extra_layer_are_both_named() {
+        let found = differences(&description(&["a", "b"]), &description(&["b", "c"]), 3);
+        assert_eq!(found, ["rank 3 lacks `a` [2, 3] F32", "rank 3 has `c` [2, 3] F32 and rank 0 does not"]);
+    }
+
+    #[test]
+    fn another_shape_shows_both_sides() {
+        let mut other = description(&["a"]);
+        other.parameters[0].shape = vec![2, 4];
+        let found = differences(&description(&["a"]), &other, 1);
+        assert_eq!(found, ["rank 0 has `a` [2, 3] F32, rank 1 has `a` [2, 4] F32"]);
+    }
+
+    #[test]
+    fn another_order_is_a_difference() {
+        let found = differences(&description(&["a", "b"]), &description(&["b", "a"]), 1);
+        assert_eq!(found, ["rank 1 has the same parameters in another order"]);
+    }
+}

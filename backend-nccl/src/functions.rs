@@ -1,0 +1,79 @@
+//! Collectives on [`Tensor<D>`](burn::tensor::Tensor), differentiable on an autodiff device.
+//!
+//! Every rank of the group must make the same call, in the same order, with the same shapes: order is the
+//! contract, and the group checks it in debug builds. Differentiating through a result is a collective as well
+//! (its adjoint), so either all ranks call `backward` or none. An error inside a backward pass cannot be returned
+//! from it: it ends the group, and [`ProcessGroup::check`] or the next call on the group returns it.
+//!
+//! Source: `torch.distributed.nn.functional`, with the exact adjoints for minimum, maximum and product.
+
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::Tensor;
+
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
+use crate::ops::{Call, CollectiveBackend};
+use crate::transport::ReduceOp;
+
+/// Reduces `tensor` over all ranks: `y = op(x_0, …, x_{n-1})`, the same on every rank.
+///
+/// # Shapes
+/// Input and output `[..]`, equal on all ranks.
+///
+/// # Errors
+/// What [`ProcessGroup::all_reduce`] returns, and [`Error::UnsupportedDType`].
+pub fn all_reduce<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
+    run(tensor, group, |tensor, call| Dispatch::all_reduce(tensor, op, call))
+}
+
+/// Replaces `tensor` by the one of the `root` rank.
+///
+/// # Shapes
+/// Input and output `[..]`, equal on all ranks.
+///
+/// # Errors
+/// What [`ProcessGroup::broadcast`] returns, and [`Error::UnsupportedDType`].
+pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &ProcessGroup) -> Result<Tensor<D>> {
+    run(tensor, group, |tensor, call| Dispatch::broadcast(tensor, root, call))
+}
+
+/// Concatenates the tensors of all ranks along dimension 0, in rank order.
+///
+/// # Shapes
+/// Input `[rows, ..]`, equal on all ranks; output `[world_size * rows, ..]`.
+///
+/// # Errors
+/// What [`ProcessGroup::all_gather`] returns, and [`Error::UnsupportedDType`].
+pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Result<Tensor<D>> {
+    run(tensor, group, Dispatch::all_gather)
+}
+
+/// Reduces over all ranks and returns this rank's part of dimension 0.
+///
+/// # Shapes
+/// Input `[world_size * rows, ..]`, equal on all ranks; output `[rows, ..]`.
+///
+/// # Errors
+/// What [`ProcessGroup::reduce_scatter`] returns; [`Error::UnevenShards`] where the world size does not divide
+/// dimension 0; [`Error::NotDifferentiable`] for min, max and product of a tensor that requires gradients.
+pub fn reduce_scatter<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
+    let (rows, world_size) = (tensor.dims()[0], group.world_size());
+    if rows % world_size != 0 {
+        return Err(Error::UnevenShards { rows, world_size });
+    }
+    if tensor.is_tracked() && !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
+        return Err(Error::NotDifferentiable { op: "reduce_scatter", reduce: op });
+    }
+    run(tensor, group, |tensor, call| Dispatch::reduce_scatter(tensor, op, call))
+}
+
+fn run<const D: usize>(
+    tensor: Tensor<D>,
+    group: &ProcessGroup,
+    op: impl FnOnce(DispatchTensor, Call) -> DispatchTensor,
+) -> Result<Tensor<D>> {
+    let call = Call::new(group);
+    let output = op(tensor.into_dispatch(), call.clone());
+    call.result()?;
+    Ok(Tensor::from_dispatch(output))
+}

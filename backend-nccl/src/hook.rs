@@ -1,0 +1,84 @@
+//! Gradient hooks: see a tensor's gradient at the moment when the backward pass has it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::dtype::wire_dtype;
+use crate::error::Error;
+use crate::ops::CollectiveBackend;
+use crate::transport::DType;
+
+/// Receives gradients during the backward pass, on the thread that runs it.
+///
+/// An implementation must not panic: a panic here would unwind through the autodiff graph. Keep the error and
+/// return it after the backward pass.
+pub trait GradientSink: Send + Sync {
+    /// Takes the gradient of `slot`: its elements in row-major order, as native-endian bytes.
+    fn receive(&self, slot: usize, gradient: &[u8], dtype: DType);
+
+    /// Takes the news that the gradient of `slot` could not be read.
+    fn fail(&self, slot: usize, error: Error);
+}
+
+/// A [`GradientSink`] and the slot under which it knows one tensor.
+#[derive(Clone)]
+pub struct GradientHook {
+    sink: Arc<dyn GradientSink>,
+    slot: usize,
+    ends: bool,
+}
+
+impl GradientHook {
+    /// A hook that delivers to `sink` as `slot`.
+    pub fn new(sink: Arc<dyn GradientSink>, slot: usize) -> Self {
+        Self { sink, slot, ends: false }
+    }
+
+    /// As [`new`](Self::new), but the gradient goes no further: the sink is its only owner. This frees a leaf's
+    /// gradient as soon as it has been delivered instead of at the end of the backward pass.
+    pub fn ending(sink: Arc<dyn GradientSink>, slot: usize) -> Self {
+        Self { sink, slot, ends: true }
+    }
+
+    pub(crate) fn ends(&self) -> bool {
+        self.ends
+    }
+
+    /// Delivers gradient bytes whose element type is Burn's `dtype`.
+    pub(crate) fn deliver(&self, gradient: &[u8], dtype: burn::tensor::DType) {
+        match wire_dtype(dtype) {
+            Ok(dtype) => self.sink.receive(self.slot, gradient, dtype),
+            Err(error) => self.fail(error),
+        }
+    }
+
+    pub(crate) fn fail(&self, error: Error) {
+        self.sink.fail(self.slot, error);
+    }
+}
+
+impl fmt::Debug for GradientHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GradientHook(slot {})", self.slot)
+    }
+}
+
+/// Returns `tensor` with a hook on its gradient, as `torch.Tensor.register_hook` does.
+///
+/// `lift` delays the hook: it fires as soon as every backward step that lies deeper in the graph than `lift`
+/// has run, and not before the gradient of `tensor` is complete. Pass any tensor made by
+/// [`Tensor::zeros`] for a hook on an activation; a hook on a leaf without a deeper `lift` fires only after the
+/// whole backward pass, because Burn runs its tape strictly by depth.
+///
+/// The returned tensor serves one backward pass. On a device without autodiff this returns `tensor` as it is.
+pub fn gradient_hook<const D: usize>(tensor: Tensor<D>, lift: &Tensor<1>, hook: GradientHook) -> Tensor<D> {
+    let hooked = <Dispatch as CollectiveBackend>::gradient_hook(
+        tensor.into_dispatch(),
+        lift.clone().into_dispatch(),
+        hook,
+    );
+    Tensor::from_dispatch(hooked)
+}

@@ -1,0 +1,117 @@
+//! The backend extension: what every backend must offer so that tensors can take part in collectives.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+use burn::tensor::Bytes;
+
+use crate::backends::host;
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
+use crate::hook::GradientHook;
+use crate::transport::ReduceOp;
+
+/// The group that a collective op runs on, and the place where it leaves its error.
+///
+/// A backend op returns a tensor and nothing else, and a panic inside the backward pass would take the
+/// whole graph with it, so a failed op stores its error here and returns a tensor of the right shape.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The group whose ranks all make this call, in the same order.
+    pub group: ProcessGroup,
+    status: Arc<Mutex<Option<Error>>>,
+}
+
+impl Call {
+    /// A call on `group` that has not failed.
+    pub fn new(group: &ProcessGroup) -> Self {
+        Self { group: group.clone(), status: Arc::default() }
+    }
+
+    /// Keeps the first error of this call.
+    pub fn fail(&self, error: Error) {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    /// The error that the op left, once.
+    pub fn result(&self) -> Result<()> {
+        match self.status.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A gradient that lies inside a flat bucket.
+#[derive(Clone)]
+pub struct BucketSlot {
+    /// The bucket, shared by all gradients that lie in it.
+    pub bucket: Arc<Bytes>,
+    /// Where the gradient starts, in bytes; a multiple of the element size.
+    pub offset_bytes: usize,
+}
+
+impl fmt::Debug for BucketSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BucketSlot({} of {} bytes)", self.offset_bytes, self.bucket.len())
+    }
+}
+
+/// The collective operations of a backend, differentiable where the backend is.
+///
+/// This is Burn's "backend decorator" for distributed training: each backend implements the trait,
+/// `Autodiff<B, C>` implements it on top of any `B` that does, and `Dispatch`, which every
+/// [`Tensor`](burn::tensor::Tensor) runs on, routes to the backend of the tensor at hand.
+///
+/// The default bodies take the **host path**: read the tensor, run the group's transport on the bytes,
+/// make a tensor of the result. A backend overrides a method only where it can do better.
+///
+/// Users call [`functions`](crate::functions); these methods do not return errors but leave them in [`Call`].
+#[backend_extension(
+    Cube: cfg(feature = "cuda"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff,
+)]
+pub trait CollectiveBackend: Backend {
+    /// Reduces `tensor` over all ranks; every rank gets the result, of the same shape.
+    fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+        host::all_reduce::<Self>(tensor, op, &call)
+    }
+
+    /// Replaces `tensor` by the `root` rank's.
+    fn broadcast(tensor: FloatTensor<Self>, root: usize, call: Call) -> FloatTensor<Self> {
+        host::broadcast::<Self>(tensor, root, &call)
+    }
+
+    /// Concatenates the tensors of all ranks along dimension 0, in rank order.
+    fn all_gather(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
+        host::all_gather::<Self>(tensor, &call)
+    }
+
+    /// Reduces over all ranks and leaves each rank its part of dimension 0, which the world size divides.
+    fn reduce_scatter(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+        host::reduce_scatter::<Self>(tensor, op, &call)
+    }
+
+    /// Returns `tensor` unchanged; its gradient will pass through `hook` in the backward pass.
+    ///
+    /// `lift` is an untracked tensor whose place in the graph decides when the hook fires (see
+    /// [`ddp`](crate::ddp)). Without autodiff there is no gradient and nothing to do.
+    fn gradient_hook(tensor: FloatTensor<Self>, lift: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+        let _ = (lift, hook);
+        tensor
+    }
+
+    /// Hands the bytes of `gradient` to `hook` and returns it.
+    fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+        host::deliver_gradient::<Self>(gradient, &hook)
+    }
+
+    /// A tensor with the shape, dtype and device of `like` and the values that lie in `slot`.
+    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
+        host::gradient_from_bucket::<Self>(like, &slot)
+    }
+}
