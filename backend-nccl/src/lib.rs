@@ -1,1 +1,3 @@
 //! Distributed data-parallel training for Burn.
+
+pub mod launch;

@@ -1,0 +1,153 @@
+use super::error::LaunchError;
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+/// Time between `SIGTERM` and `SIGKILL` when nothing else is asked for, the same as `torchrun`'s.
+const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+/// Where a rank's stdout and stderr go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RankOutput {
+    /// To the launcher's stdout and stderr in whole lines that start with `[rank r] `, and to the rank's log file.
+    Prefixed,
+    /// To the rank's log file only.
+    LogOnly,
+    /// Straight to the launcher's stdout and stderr, so that a progress bar sees the terminal. No log file is
+    /// written and the launcher cannot repeat the rank's last lines when it fails.
+    Inherit,
+    /// As `Inherit`, and the rank may read the terminal and change its mode, as a full-screen dashboard does.
+    ///
+    /// Only rank 0 can have it. The rank then stays in the launcher's process group, because a terminal stops
+    /// any other group that touches it; so signals reach the rank alone and not what it has started.
+    Terminal,
+}
+
+impl RankOutput {
+    /// Whether the launcher reads the rank's output.
+    pub(super) fn is_captured(self) -> bool {
+        matches!(self, Self::Prefixed | Self::LogOnly)
+    }
+}
+
+/// What to launch and how; see the [module](super) for what it does.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LaunchConfig {
+    /// The program of every rank, looked up in `PATH` where it has no `/`.
+    pub program: OsString,
+    /// The program's arguments, the same for every rank.
+    pub args: Vec<OsString>,
+    /// Ranks on this machine, at least 1.
+    pub nproc_per_node: usize,
+    /// Host name or address of rank 0's machine; default `127.0.0.1`.
+    pub master_addr: String,
+    /// Port of the rendezvous; `None` (the default) takes a free one.
+    pub master_port: Option<u16>,
+    /// Variables for every rank, over the inherited ones. They cannot replace those that make a rank a rank.
+    pub env: Vec<(OsString, OsString)>,
+    /// Variables for each rank by local rank, over `env`; empty, or one list per rank.
+    pub rank_env: Vec<Vec<(OsString, OsString)>>,
+    /// Compute threads of each rank; `None` (the default) divides the cores unless the user's variables say otherwise.
+    pub threads_per_rank: Option<usize>,
+    /// Time that ranks have to end after a signal before they are killed; default 30 s.
+    pub grace: Duration,
+    /// Folder for `rank-N.log`, made if it is missing; a log that exists is appended to.
+    pub log_dir: Option<PathBuf>,
+    /// Output of rank 0.
+    pub rank_zero_output: RankOutput,
+    /// Output of all ranks but rank 0.
+    pub other_output: RankOutput,
+}
+
+impl LaunchConfig {
+    /// A launch of `program` in `nproc_per_node` processes, everything else at its default.
+    pub fn new(program: impl Into<OsString>, nproc_per_node: usize) -> Self {
+        Self {
+            program: program.into(),
+            args: Vec::new(),
+            nproc_per_node,
+            master_addr: "127.0.0.1".to_owned(),
+            master_port: None,
+            env: Vec::new(),
+            rank_env: Vec::new(),
+            threads_per_rank: None,
+            grace: DEFAULT_GRACE,
+            log_dir: None,
+            rank_zero_output: RankOutput::Prefixed,
+            other_output: RankOutput::Prefixed,
+        }
+    }
+
+    /// A launch of the running program itself, without arguments.
+    ///
+    /// # Errors
+    /// [`LaunchError::ThisProgram`] where the system does not tell the program's file.
+    pub fn this_program(nproc_per_node: usize) -> Result<Self, LaunchError> {
+        let program = std::env::current_exe().map_err(|source| LaunchError::ThisProgram { source })?;
+        Ok(Self::new(program, nproc_per_node))
+    }
+
+    /// Output of `rank`.
+    pub(super) fn output_of(&self, rank: usize) -> RankOutput {
+        if rank == 0 { self.rank_zero_output } else { self.other_output }
+    }
+
+    /// Refuses a configuration that cannot work or has a part without effect.
+    pub(super) fn validate(&self) -> Result<(), LaunchError> {
+        let ranks = self.nproc_per_node;
+        if ranks == 0 {
+            return Err(LaunchError::NoRanks);
+        }
+        if !self.rank_env.is_empty() && self.rank_env.len() != ranks {
+            return Err(LaunchError::RankEnvLength { expected: ranks, found: self.rank_env.len() });
+        }
+        if self.other_output == RankOutput::Terminal {
+            return Err(LaunchError::SharedTerminal);
+        }
+        let mut outputs = (0..ranks).map(|rank| self.output_of(rank));
+        match self.log_dir {
+            None if outputs.any(|output| output == RankOutput::LogOnly) => Err(LaunchError::NoLogDir),
+            Some(_) if !outputs.any(RankOutput::is_captured) => Err(LaunchError::UnusedLogDir),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(change: impl FnOnce(&mut LaunchConfig)) -> Result<(), LaunchError> {
+        let mut config = LaunchConfig::new("train", 2);
+        change(&mut config);
+        config.validate()
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_work_is_refused() {
+        assert!(with(|_| ()).is_ok());
+        assert!(matches!(with(|c| c.nproc_per_node = 0), Err(LaunchError::NoRanks)));
+        assert!(matches!(
+            with(|c| c.rank_env = vec![Vec::new()]),
+            Err(LaunchError::RankEnvLength { expected: 2, found: 1 })
+        ));
+        assert!(matches!(with(|c| c.other_output = RankOutput::Terminal), Err(LaunchError::SharedTerminal)));
+        assert!(matches!(with(|c| c.other_output = RankOutput::LogOnly), Err(LaunchError::NoLogDir)));
+    }
+
+    #[test]
+    fn a_log_folder_needs_a_rank_whose_output_is_read() {
+        let inherit_all = |c: &mut LaunchConfig| {
+            c.log_dir = Some("logs".into());
+            c.rank_zero_output = RankOutput::Inherit;
+            c.other_output = RankOutput::Inherit;
+        };
+        assert!(matches!(with(inherit_all), Err(LaunchError::UnusedLogDir)));
+        assert!(
+            with(|c| {
+                inherit_all(c);
+                c.other_output = RankOutput::LogOnly;
+            })
+            .is_ok()
+        );
+    }
+}
