@@ -1,0 +1,53 @@
+//! The settings of a process group.
+
+use std::time::Duration;
+
+use crate::rendezvous::debug_requested;
+
+/// How long a collective may take unless told otherwise: longer than any step, shorter than a night.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long the ranks may take to find each other unless told otherwise.
+pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Settings of a process group. All ranks should use the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupOptions {
+    /// The limit of one collective, from its start on this rank. Default: 5 minutes.
+    pub timeout: Duration,
+    /// The limit of the rendezvous. Default: 5 minutes.
+    pub connect_timeout: Duration,
+    /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of latency.
+    /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
+    pub check: bool,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self {
+            timeout: DEFAULT_TIMEOUT,
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            check: cfg!(debug_assertions) || debug_requested(),
+        }
+    }
+}
+
+impl GroupOptions {
+    /// Sets the limit of one collective.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets the limit of the rendezvous.
+    pub fn with_connect_timeout(mut self, connect_timeout: Duration) -> Self {
+        self.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Switches the comparison of op, type and length before each collective.
+    pub fn with_check(mut self, check: bool) -> Self {
+        self.check = check;
+        self
+    }
+}

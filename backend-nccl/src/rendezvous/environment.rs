@@ -1,0 +1,432 @@
+//! The launch environment: the only reader of RANK, WORLD_SIZE and their kin. Nothing is ever written.
+//!
+//! Three families are known, each all or none: torchrun's names (which burnrun sets too), Open MPI's and SLURM's.
+
+use crate::{Error, Result};
+
+/// The run token of jobs whose launcher gives none.
+const DEFAULT_RUN_ID: &str = "default";
+/// Where ports derived from a job's number start; 10000 ports from here are below the ephemeral range.
+const DERIVED_PORT_BASE: u64 = 15_000;
+const DERIVED_PORTS: u64 = 10_000;
+
+/// What a launcher tells a process about its place in the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Environment {
+    /// This process's number in the job, from 0.
+    pub rank: usize,
+    /// This process's number on its machine, from 0.
+    pub local_rank: usize,
+    /// How many processes the job has.
+    pub world_size: usize,
+    /// How many of them run on this machine.
+    pub local_world_size: usize,
+    /// Name or address of the machine of rank 0.
+    pub master_addr: String,
+    /// The port on which rank 0 serves the rendezvous.
+    pub master_port: u16,
+    /// The token that all ranks of this run share, and no other run.
+    pub run_id: String,
+}
+
+impl Environment {
+    /// Reads the environment of torchrun or burnrun, Open MPI or SLURM; `None` if none of them is set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EnvironmentIncomplete`] names what is missing; [`Error::EnvironmentInvalid`] what cannot be meant.
+    pub fn read() -> Result<Option<Self>> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// As [`read`](Self::read) from any source of variables. An empty value counts as not set.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        let lookup =
+            |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let variables = Variables { lookup: &lookup };
+        let environment = if variables.any(&TORCHRUN[..4]) {
+            variables.torchrun()?
+        } else if variables.any(&OPEN_MPI) {
+            variables.open_mpi()?
+        } else if variables.any(&SLURM[..1]) {
+            variables.slurm()?
+        } else if variables.any(&TORCHRUN) {
+            // MASTER_ADDR or MASTER_PORT alone: someone means to run several processes.
+            variables.torchrun()?
+        } else {
+            return Ok(None);
+        };
+        environment.validate().map(Some)
+    }
+
+    /// A place in a job that runs on this machine alone.
+    pub(crate) fn on_this_machine(rank: usize, world_size: usize, port: u16) -> Self {
+        Self {
+            rank,
+            local_rank: rank,
+            world_size,
+            local_world_size: world_size,
+            master_addr: "127.0.0.1".to_owned(),
+            master_port: port,
+            run_id: DEFAULT_RUN_ID.to_owned(),
+        }
+    }
+
+    fn validate(self) -> Result<Self> {
+        for (what, index, count) in [
+            ("the rank", self.rank, self.world_size),
+            ("the local rank", self.local_rank, self.local_world_size),
+            ("the local world size minus 1", self.local_world_size.saturating_sub(1), self.world_size),
+        ] {
+            if index >= count {
+                let expected = format!("a number below {count}");
+                return Err(Error::EnvironmentInvalid {
+                    name: what.into(),
+                    value: index.to_string(),
+                    expected,
+                });
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Whether `BURN_NCCL_DEBUG=1` asks for checks in a release build.
+pub(crate) fn debug_requested() -> bool {
+    std::env::var("BURN_NCCL_DEBUG").is_ok_and(|value| value == "1")
+}
+
+const TORCHRUN: [&str; 6] =
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+const OPEN_MPI: [&str; 4] = [
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+];
+/// SLURM_PROCID comes first: `salloc` and `sbatch` set the others in a shell that is no task.
+const SLURM: [&str; 5] =
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"];
+
+/// A view of the variables with the rules of each launcher.
+struct Variables<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Variables<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.lookup)(name)
+    }
+
+    fn any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.get(name).is_some())
+    }
+
+    /// All of the names, or an error that tells the set from the missing.
+    fn require(&self, launcher: &'static str, names: &[&str]) -> Result<()> {
+        let (found, missing): (Vec<&str>, Vec<&str>) =
+            names.iter().partition(|name| self.get(name).is_some());
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Error::EnvironmentIncomplete { launcher, found: listed(&found), missing: listed(&missing) })
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<T> {
+        let value = self.get(name).unwrap_or_default();
+        value.parse().map_err(|_| invalid(name, &value, expected))
+    }
+
+    fn count(&self, name: &str) -> Result<usize> {
+        self.number(name, "a number from 0")
+    }
+
+    fn port(&self) -> Result<u16> {
+        match self.number("MASTER_PORT", "a port from 1 to 65535")? {
+            0 => Err(invalid("MASTER_PORT", "0", "a port from 1 to 65535")),
+            port => Ok(port),
+        }
+    }
+
+    fn torchrun(&self) -> Result<Environment> {
+        self.require("torchrun", &TORCHRUN)?;
+        let mut master_port = self.port()?;
+        // torchrun's agent serves its own store on MASTER_PORT then.
+        if self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            master_port = master_port
+                .checked_add(1)
+                .ok_or_else(|| invalid("MASTER_PORT", "65535", "a port below 65535, the next one is used"))?;
+        }
+        Ok(Environment {
+            rank: self.count("RANK")?,
+            local_rank: self.count("LOCAL_RANK")?,
+            world_size: self.count("WORLD_SIZE")?,
+            local_world_size: self.count("LOCAL_WORLD_SIZE")?,
+            master_addr: self.get("MASTER_ADDR").unwrap_or_default(),
+            master_port,
+            run_id: self.run_id(None),
+        })
+    }
+
+    fn open_mpi(&self) -> Result<Environment> {
+        self.require("Open MPI", &OPEN_MPI)?;
+        let (world_size, local_world_size) = (self.count(OPEN_MPI[1])?, self.count(OPEN_MPI[3])?);
+        let job = self.get("PMIX_NAMESPACE").or_else(|| self.get("OMPI_MCA_ess_base_jobid"));
+        let one_machine = world_size == local_world_size;
+        let address = self.get("MASTER_ADDR").or_else(|| one_machine.then(|| "127.0.0.1".to_owned()));
+        let (master_addr, master_port) = self.master("Open MPI", address, job.as_deref().map(hash))?;
+        Ok(Environment {
+            rank: self.count(OPEN_MPI[0])?,
+            local_rank: self.count(OPEN_MPI[2])?,
+            world_size,
+            local_world_size,
+            master_addr,
+            master_port,
+            run_id: self.run_id(job),
+        })
+    }
+
+    fn slurm(&self) -> Result<Environment> {
+        self.require("SLURM", &SLURM)?;
+        let nodes = self.get("SLURM_STEP_NODELIST").or_else(|| self.get("SLURM_JOB_NODELIST"));
+        let address = self.get("MASTER_ADDR").or_else(|| nodes.as_deref().and_then(first_host));
+        let job = self.get("SLURM_JOB_ID").map(|job| match self.get("SLURM_STEP_ID") {
+            Some(step) => format!("{job}.{step}"),
+            None => job,
+        });
+        let (master_addr, master_port) = self.master("SLURM", address, job.as_deref().map(hash))?;
+        let tasks = self.get("SLURM_STEP_TASKS_PER_NODE").or_else(|| self.get("SLURM_TASKS_PER_NODE"));
+        let tasks = tasks.unwrap_or_default();
+        let node = self.count("SLURM_NODEID")?;
+        let local_world_size = tasks_on_node(&tasks, node)
+            .ok_or_else(|| invalid("SLURM_TASKS_PER_NODE", &tasks, &format!("a list with node {node}")))?;
+        Ok(Environment {
+            rank: self.count("SLURM_PROCID")?,
+            local_rank: self.count("SLURM_LOCALID")?,
+            world_size: self.count("SLURM_NTASKS")?,
+            local_world_size,
+            master_addr,
+            master_port,
+            run_id: self.run_id(job),
+        })
+    }
+
+    /// Address and port of rank 0: given, or else derived from what all ranks of the job share.
+    fn master(
+        &self,
+        launcher: &'static str,
+        address: Option<String>,
+        job: Option<u64>,
+    ) -> Result<(String, u16)> {
+        let port = match (self.get("MASTER_PORT"), job) {
+            (Some(_), _) => Some(self.port()?),
+            (None, Some(job)) => Some((DERIVED_PORT_BASE + job % DERIVED_PORTS) as u16),
+            (None, None) => None,
+        };
+        match (address, port) {
+            (Some(address), Some(port)) => Ok((address, port)),
+            (address, port) => {
+                let missing: Vec<&str> =
+                    [address.is_none().then_some("MASTER_ADDR"), port.is_none().then_some("MASTER_PORT")]
+                        .into_iter()
+                        .flatten()
+                        .collect();
+                let found = format!("the ranks of {launcher} are");
+                Err(Error::EnvironmentIncomplete { launcher, found, missing: listed(&missing) })
+            }
+        }
+    }
+
+    /// The run token. A restarted run is another run: a straggler of the attempt before must not join it.
+    fn run_id(&self, job: Option<String>) -> String {
+        let given = self.get("BURN_NCCL_RUN_ID").or_else(|| {
+            let run = self.get("TORCHELASTIC_RUN_ID")?;
+            Some(match self.get("TORCHELASTIC_RESTART_COUNT") {
+                Some(restart) => format!("{run}/{restart}"),
+                None => run,
+            })
+        });
+        given.or(job).unwrap_or_else(|| DEFAULT_RUN_ID.to_owned())
+    }
+}
+
+/// Names for a sentence, with its verb: `RANK is`, `RANK, WORLD_SIZE are`.
+fn listed(names: &[&str]) -> String {
+    format!("{} {}", names.join(", "), if names.len() == 1 { "is" } else { "are" })
+}
+
+fn invalid(name: &str, value: &str, expected: &str) -> Error {
+    Error::EnvironmentInvalid {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        expected: expected.to_owned(),
+    }
+}
+
+/// FNV-1a: the same on every rank and build, which the standard hasher does not promise.
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The first host of a SLURM node list: `node[03-05,9],gpu1` is `node03`.
+fn first_host(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (prefix, rest) = list.split_at(end);
+    let Some(ranges) = rest.strip_prefix('[') else {
+        return (!prefix.is_empty()).then(|| prefix.to_owned());
+    };
+    let (ranges, suffix) = ranges.split_once(']')?;
+    let number = ranges.split([',', '-']).next()?;
+    let suffix = suffix.split(',').next().unwrap_or_default();
+    // A second bracket (`rack[1-2]node[1-4]`) has a first host of its own.
+    let suffix = if suffix.is_empty() { String::new() } else { first_host(&rest[rest.find(']')? + 1..])? };
+    Some(format!("{prefix}{number}{suffix}"))
+}
+
+/// The tasks on one node of a SLURM list: `4(x2),3` is 4, 4, 3.
+fn tasks_on_node(list: &str, node: usize) -> Option<usize> {
+    let mut first = 0;
+    for part in list.split(',') {
+        let (tasks, nodes) = match part.split_once("(x") {
+            Some((tasks, nodes)) => (tasks, nodes.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        first += nodes;
+        if node < first {
+            return tasks.parse().ok();
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &str) -> Result<Option<Environment>> {
+        let pairs: Vec<(&str, &str)> =
+            variables.split_whitespace().map(|pair| pair.split_once('=').expect("NAME=value")).collect();
+        Environment::from_lookup(|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn environment(ranks: [usize; 4], address: &str, port: u16, run_id: &str) -> Environment {
+        let [rank, local_rank, world_size, local_world_size] = ranks;
+        let (master_addr, run_id) = (address.to_owned(), run_id.to_owned());
+        Environment { rank, local_rank, world_size, local_world_size, master_addr, master_port: port, run_id }
+    }
+
+    const RUN: &str =
+        "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500";
+    const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+                        OMPI_COMM_WORLD_LOCAL_SIZE=2";
+    const TASK: &str = "SLURM_PROCID=5 SLURM_NTASKS=7 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_TASKS_PER_NODE=4,3 \
+                        SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=n[07-08]";
+
+    #[test]
+    fn each_launcher_is_understood() {
+        let torchrun = [3, 1, 4, 2];
+        let cases: Vec<(String, Option<Environment>)> = vec![
+            (String::new(), None),
+            ("PATH=/bin SLURM_NTASKS=4 SLURM_JOB_ID=1".into(), None),
+            ("RANK= WORLD_SIZE=".into(), None),
+            (RUN.into(), Some(environment(torchrun, "10.0.0.1", 29500, "default"))),
+            (format!("{RUN} {OMPI} {TASK}"), Some(environment(torchrun, "10.0.0.1", 29500, "default"))),
+            (
+                format!("{RUN} TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=job"),
+                Some(environment(torchrun, "10.0.0.1", 29501, "job")),
+            ),
+            (
+                format!("{RUN} TORCHELASTIC_RUN_ID=job TORCHELASTIC_RESTART_COUNT=2"),
+                Some(environment(torchrun, "10.0.0.1", 29500, "job/2")),
+            ),
+            (
+                format!("{RUN} TORCHELASTIC_RUN_ID=job BURN_NCCL_RUN_ID=ours"),
+                Some(environment(torchrun, "10.0.0.1", 29500, "ours")),
+            ),
+            (
+                format!("{OMPI} MASTER_ADDR=head MASTER_PORT=3000"),
+                Some(environment([1, 1, 2, 2], "head", 3000, "default")),
+            ),
+            (
+                format!("{OMPI} MASTER_PORT=3000"),
+                Some(environment([1, 1, 2, 2], "127.0.0.1", 3000, "default")),
+            ),
+            (format!("{TASK} MASTER_PORT=3000"), Some(environment([5, 1, 7, 3], "n07", 3000, "77.0"))),
+        ];
+        for (variables, expected) in cases {
+            assert_eq!(read(&variables).unwrap(), expected, "{variables}");
+        }
+    }
+
+    #[test]
+    fn jobs_without_a_port_derive_one_that_differs_between_jobs_and_not_between_ranks() {
+        let port = |variables: &str| read(variables).unwrap().unwrap().master_port;
+        assert_eq!(port(TASK), port(&TASK.replace("PROCID=5", "PROCID=4")));
+        assert_ne!(port(TASK), port(&TASK.replace("STEP_ID=0", "STEP_ID=1")));
+        let mpi = |job: &str| port(&format!("{OMPI} PMIX_NAMESPACE={job}"));
+        assert_ne!(mpi("prterun-a@1"), mpi("prterun-b@1"));
+        assert!((15_000..25_000).contains(&mpi("prterun-a@1")));
+    }
+
+    #[test]
+    fn a_half_set_environment_names_what_is_missing() {
+        for (variables, missing) in [
+            ("RANK=0", "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are"),
+            ("MASTER_ADDR=a", "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are"),
+            (&RUN.replace("MASTER_PORT", "OTHER"), "MASTER_PORT is"),
+            (&OMPI.replace("WORLD_SIZE", "OTHER"), "OMPI_COMM_WORLD_SIZE is"),
+            (OMPI, "MASTER_PORT is"),
+            (
+                &OMPI.replace("LOCAL_SIZE=2", "LOCAL_SIZE=1").replace("LOCAL_RANK=1", "LOCAL_RANK=0"),
+                "MASTER_ADDR, MASTER_PORT are",
+            ),
+            (&TASK.replace("SLURM_LOCALID", "OTHER"), "SLURM_LOCALID is"),
+            (&TASK.replace("SLURM_JOB_NODELIST", "OTHER"), "MASTER_ADDR is"),
+        ] {
+            let text = read(variables).unwrap_err().to_string();
+            assert!(text.contains(&format!("incomplete: {missing} not set")), "{variables}: {text}");
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_meant_are_named() {
+        for (from, to, name) in [
+            ("RANK=3", "RANK=four", "RANK is `four`"),
+            ("RANK=3", "RANK=-1", "RANK is `-1`"),
+            ("RANK=3", "RANK=4", "the rank is `4`, expected a number below 4"),
+            ("WORLD_SIZE=4", "WORLD_SIZE=0", "the rank is `3`, expected a number below 0"),
+            ("PORT=29500", "PORT=0", "MASTER_PORT is `0`"),
+            ("PORT=29500", "PORT=70000", "MASTER_PORT is `70000`"),
+        ] {
+            let text = read(&RUN.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(text.contains(name), "{text}");
+        }
+        let text = read(&RUN.replace("LOCAL_RANK=1", "LOCAL_RANK=2")).unwrap_err().to_string();
+        assert!(text.contains("the local rank is `2`"), "{text}");
+        let text = read(&format!("{} TORCHELASTIC_USE_AGENT_STORE=True", RUN.replace("29500", "65535")))
+            .unwrap_err();
+        assert!(text.to_string().contains("the next one is used"), "{text}");
+    }
+
+    #[test]
+    fn slurm_lists_are_read() {
+        for (list, host) in [
+            ("n1", Some("n1")),
+            ("n1,n2", Some("n1")),
+            ("node[03-05,9],gpu1", Some("node03")),
+            ("a[2,4]-ib", Some("a2-ib")),
+            ("rack[1-2]n[3-4]", Some("rack1n3")),
+            ("", None),
+            ("n[1", None),
+        ] {
+            assert_eq!(first_host(list).as_deref(), host, "{list}");
+        }
+        let tasks = |node| tasks_on_node("4(x2),3", node);
+        assert_eq!([tasks(0), tasks(1), tasks(2), tasks(3)], [Some(4), Some(4), Some(3), None]);
+        assert_eq!(tasks_on_node("4(x", 0), None);
+    }
+}
