@@ -10,8 +10,7 @@ use crate::error::{ErrorKind, RecipeError, Result};
 /// Runs a recipe and turns its error into three lines on stderr and an exit code: 2 for a mistake in the options,
 /// 1 for a failure.
 ///
-/// Under a launcher the error is reported to it as well, and a rank that fails only because of another one leaves
-/// the talking to the launcher.
+/// Under a launcher the error is reported to it as well, so that it can tell which rank failed first.
 pub fn main(recipe: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
     install_panic_hook();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));

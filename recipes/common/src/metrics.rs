@@ -172,7 +172,7 @@ impl MetricsFile {
     /// # Errors
     /// Where it cannot be written.
     pub fn push(&mut self, record: &StepRecord) -> Result<()> {
-        let write = || {
+        let mut write = || {
             let mut line = serde_json::to_string(record)?;
             line.push('\n');
             self.file.write_all(line.as_bytes())

@@ -1,6 +1,6 @@
 //! One rank alone, or one of several: the only place where the training loop differs.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
