@@ -7,7 +7,7 @@ use crate::transport::DType;
 ///
 /// # Errors
 /// [`Error::UnsupportedDType`] for element types that no collective reduces (quantised, bool, small integers).
-pub fn wire_dtype(dtype: burn::tensor::DType) -> Result<DType> {
+pub(crate) fn wire_dtype(dtype: burn::tensor::DType) -> Result<DType> {
     use burn::tensor::DType as Burn;
     match dtype {
         Burn::F32 => Ok(DType::F32),

@@ -1,12 +1,11 @@
 //! What can go wrong below the tensors, one variant for each thing that a caller can act on.
 
-use std::{fmt, io, sync::Arc, time::Duration};
-
-use serde::{Deserialize, Serialize};
+use std::{io, sync::Arc, time::Duration};
 
 use crate::{
+    failure::{Failure, Ranks},
     rendezvous::Refusal,
-    transport::{DType, OpKind, ReduceOp, Signature},
+    transport::{DType, OpKind, ReduceOp},
 };
 
 /// The result of every fallible call of this crate.
@@ -184,6 +183,111 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// An element type that no collective reduces.
+    #[error(
+        "tensors of {dtype} cannot take part in collectives; cast to f32, f64, f16, bf16, i32, i64 or u8 first"
+    )]
+    UnsupportedDType {
+        /// Burn's name of the type.
+        dtype: String,
+    },
+    /// A tensor could not be read to host memory.
+    #[error("a tensor could not be read to host memory: {cause}; the device may be out of memory or lost")]
+    TensorRead {
+        /// The backend's reason.
+        cause: String,
+    },
+    /// A tensor whose rows cannot be shared out evenly.
+    #[error(
+        "reduce_scatter cannot share {rows} rows among {world_size} ranks; pad dimension 0 to a multiple"
+    )]
+    UnevenShards {
+        /// The size of dimension 0.
+        rows: usize,
+        /// The number of ranks.
+        world_size: usize,
+    },
+    /// A reduction without a derivative here.
+    #[error("{op} with {reduce} is not differentiable; detach the tensor, or use sum or mean")]
+    NotDifferentiable {
+        /// The function that was called.
+        op: &'static str,
+        /// The reduction.
+        reduce: ReduceOp,
+    },
+    /// Ranks hold different models or options.
+    #[error(
+        "rank {rank} does not hold the model of rank 0: {differences}; build the same model with the same options on every rank"
+    )]
+    ModelMismatch {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// What differs, both sides.
+        differences: String,
+    },
+    /// What a rank says about its model could not be read.
+    #[error(
+        "the description of a rank's model could not be read: {cause}; all ranks must run the same program"
+    )]
+    ModelDescription {
+        /// What was wrong with it.
+        cause: String,
+    },
+    /// A model without anything to train.
+    #[error(
+        "the model has no parameter that requires gradients; build it on an autodiff device, such as Device::flex().autodiff(), and leave at least one parameter unfrozen"
+    )]
+    NothingToTrain,
+    /// The model is not the one that was wrapped.
+    #[error(
+        "the model has changed since it was wrapped: {cause}; make a new DistributedDataParallel after changing what is trained"
+    )]
+    ModelChanged {
+        /// What changed.
+        cause: String,
+    },
+    /// Parameters without a gradient.
+    #[error(
+        "parameters got no gradient on some ranks ({details}); freeze them, use them in the loss, or set UnusedParameters::Allow"
+    )]
+    UnusedParameters {
+        /// Each rank's unused parameters.
+        details: String,
+    },
+    /// Ranks ran out of data at different times.
+    #[error(
+        "ranks {exhausted:?} of {world_size} have no batch left while others have; give all ranks equally many with a padding sampler, or set UnevenInputs::JoinActive"
+    )]
+    UnevenInputs {
+        /// The ranks without data.
+        exhausted: Vec<usize>,
+        /// The number of ranks.
+        world_size: usize,
+    },
+    /// Gradients that were accumulated and never reduced.
+    #[error(
+        "{micro_batches} micro-batches were accumulated and never reduced; end the last window with backward"
+    )]
+    UnreducedGradients {
+        /// How many.
+        micro_batches: usize,
+    },
+    /// A gradient outside of a backward pass that the reducer knows of.
+    #[error(
+        "the gradient of `{parameter}` arrived outside of DistributedDataParallel::backward; call ddp.backward(&loss, &model) instead of loss.backward()"
+    )]
+    BackwardOutsideDdp {
+        /// The parameter.
+        parameter: String,
+    },
+    /// A second gradient in one backward pass.
+    #[error(
+        "`{parameter}` got a second gradient in one backward pass; hook the model anew for each forward pass and run one backward for it"
+    )]
+    SecondGradient {
+        /// The parameter.
+        parameter: String,
+    },
 }
 
 impl Error {
@@ -193,106 +297,6 @@ impl Error {
             Self::Collective { failure, .. } => Some(failure),
             _ => None,
         }
-    }
-}
-
-/// What ended a group. It travels to the other ranks, so that all of them report the same cause.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Failure {
-    /// A rank's connection ended without a goodbye.
-    #[error("rank {rank} is gone ({detail}): it crashed, was killed, or its machine is down; read its log")]
-    PeerLost {
-        /// The rank that is gone.
-        rank: usize,
-        /// What the socket said.
-        detail: String,
-    },
-    /// A rank dropped its group while others went on.
-    #[error(
-        "rank {rank} has left the group; every rank must make the same collective calls, in the same order"
-    )]
-    PeerLeft {
-        /// The rank that left.
-        rank: usize,
-    },
-    /// Not all ranks arrived in time.
-    #[error(
-        "{} did not arrive within {limit:.1?}{}; look there for a rank that waits, is stopped or took another path, \
-         or raise the limit with GroupOptions::with_timeout",
-        Ranks(missing),
-        LastSeen(last)
-    )]
-    Deadline {
-        /// The ranks that did not arrive, or did not finish.
-        missing: Vec<usize>,
-        /// For each of them, the last collective in which it was seen.
-        last: Vec<Option<Signature>>,
-        /// The limit that passed.
-        limit: Duration,
-    },
-    /// Two ranks called different collectives.
-    #[error(
-        "rank {rank} called {call} while rank {peer} called {peer_call}; every rank must make the same collective \
-         calls, in the same order and with the same sizes"
-    )]
-    Mismatch {
-        /// The rank that noticed.
-        rank: usize,
-        /// What it called.
-        call: Signature,
-        /// The rank it differs from.
-        peer: usize,
-        /// What that rank called.
-        peer_call: Signature,
-    },
-    /// A rank ended the group on purpose.
-    #[error("rank {rank} ended the group: {reason}")]
-    Aborted {
-        /// The rank that ended it.
-        rank: usize,
-        /// Its words.
-        reason: String,
-    },
-    /// Bytes that are not of this protocol.
-    #[error(
-        "rank {rank} sent bytes that are no collective of this group ({detail}); all ranks must run one version"
-    )]
-    Protocol {
-        /// The rank whose bytes they are.
-        rank: usize,
-        /// What is wrong with them.
-        detail: String,
-    },
-    /// The operating system refused something that has nothing to do with a peer.
-    #[error("rank {rank} could not {action}: {detail}")]
-    System {
-        /// The rank it happened on.
-        rank: usize,
-        /// What was tried.
-        action: String,
-        /// The operating system's reason.
-        detail: String,
-    },
-}
-
-/// Ranks for a sentence: `rank 2`, or `ranks 2, 3`.
-struct Ranks<'a>(&'a [usize]);
-
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.0.iter().map(ToString::to_string).collect();
-        write!(f, "{} {}", if names.len() == 1 { "rank" } else { "ranks" }, names.join(", "))
-    }
-}
-
-/// Where the missing ranks were last seen, empty when they never were.
-struct LastSeen<'a>(&'a [Option<Signature>]);
-
-impl fmt::Display for LastSeen<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seen: Vec<String> = self.0.iter().flatten().map(ToString::to_string).collect();
-        if seen.is_empty() { Ok(()) } else { write!(f, " (last seen in {})", seen.join(", ")) }
     }
 }
 
@@ -310,14 +314,5 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.starts_with("ranks 2, 3 of 4 did not join 10.0.0.1:29500 within 300.0s"), "{text}");
-    }
-
-    #[test]
-    fn a_failure_survives_the_wire_format() {
-        let failure =
-            Failure::Deadline { missing: vec![1], last: vec![None], limit: Duration::from_millis(1500) };
-        let json = serde_json::to_vec(&failure).unwrap();
-        assert_eq!(serde_json::from_slice::<Failure>(&json).unwrap(), failure);
-        assert!(failure.to_string().starts_with("rank 1 did not arrive within 1.5s"), "{failure}");
     }
 }

@@ -3,7 +3,7 @@
 //! Every rank of the group must make the same call, in the same order, with the same shapes: order is the
 //! contract, and the group checks it in debug builds. Differentiating through a result is a collective as well
 //! (its adjoint), so either all ranks call `backward` or none. An error inside a backward pass cannot be returned
-//! from it: it ends the group, and [`ProcessGroup::check`] or the next call on the group returns it.
+//! from it: it ends the group, and the next call on the group returns it.
 //!
 //! Source: `torch.distributed.nn.functional`, with the exact adjoints for minimum, maximum and product.
 
@@ -22,8 +22,12 @@ use crate::transport::ReduceOp;
 ///
 /// # Errors
 /// What [`ProcessGroup::all_reduce`] returns, and [`Error::UnsupportedDType`].
-pub fn all_reduce<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
-    run(tensor, group, |tensor, call| Dispatch::all_reduce(tensor, op, call))
+pub fn all_reduce<const D: usize>(
+    tensor: Tensor<D>,
+    op: ReduceOp,
+    group: &ProcessGroup,
+) -> Result<Tensor<D>> {
+    run(tensor, group, |tensor, call| Dispatch::group_all_reduce(tensor, op, call))
 }
 
 /// Replaces `tensor` by the one of the `root` rank.
@@ -34,7 +38,7 @@ pub fn all_reduce<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &Proce
 /// # Errors
 /// What [`ProcessGroup::broadcast`] returns, and [`Error::UnsupportedDType`].
 pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &ProcessGroup) -> Result<Tensor<D>> {
-    run(tensor, group, |tensor, call| Dispatch::broadcast(tensor, root, call))
+    run(tensor, group, |tensor, call| Dispatch::group_broadcast(tensor, root, call))
 }
 
 /// Concatenates the tensors of all ranks along dimension 0, in rank order.
@@ -45,7 +49,7 @@ pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &Process
 /// # Errors
 /// What [`ProcessGroup::all_gather`] returns, and [`Error::UnsupportedDType`].
 pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Result<Tensor<D>> {
-    run(tensor, group, Dispatch::all_gather)
+    run(tensor, group, Dispatch::group_all_gather)
 }
 
 /// Reduces over all ranks and returns this rank's part of dimension 0.
@@ -56,7 +60,11 @@ pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Re
 /// # Errors
 /// What [`ProcessGroup::reduce_scatter`] returns; [`Error::UnevenShards`] where the world size does not divide
 /// dimension 0; [`Error::NotDifferentiable`] for min, max and product of a tensor that requires gradients.
-pub fn reduce_scatter<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &ProcessGroup) -> Result<Tensor<D>> {
+pub fn reduce_scatter<const D: usize>(
+    tensor: Tensor<D>,
+    op: ReduceOp,
+    group: &ProcessGroup,
+) -> Result<Tensor<D>> {
     let (rows, world_size) = (tensor.dims()[0], group.world_size());
     if rows % world_size != 0 {
         return Err(Error::UnevenShards { rows, world_size });
@@ -64,7 +72,7 @@ pub fn reduce_scatter<const D: usize>(tensor: Tensor<D>, op: ReduceOp, group: &P
     if tensor.is_tracked() && !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Err(Error::NotDifferentiable { op: "reduce_scatter", reduce: op });
     }
-    run(tensor, group, |tensor, call| Dispatch::reduce_scatter(tensor, op, call))
+    run(tensor, group, |tensor, call| Dispatch::group_reduce_scatter(tensor, op, call))
 }
 
 fn run<const D: usize>(

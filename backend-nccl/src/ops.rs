@@ -68,6 +68,7 @@ impl fmt::Debug for BucketSlot {
 /// The default bodies take the **host path**: read the tensor, run the group's transport on the bytes,
 /// make a tensor of the result. A backend overrides a method only where it can do better.
 ///
+/// The names carry a `group_` because Burn's own trait already has an `all_reduce`, between devices of one process.
 /// Users call [`functions`](crate::functions); these methods do not return errors but leave them in [`Call`].
 #[backend_extension(
     Cube: cfg(feature = "cuda"),
@@ -77,22 +78,22 @@ impl fmt::Debug for BucketSlot {
 )]
 pub trait CollectiveBackend: Backend {
     /// Reduces `tensor` over all ranks; every rank gets the result, of the same shape.
-    fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+    fn group_all_reduce(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
         host::all_reduce::<Self>(tensor, op, &call)
     }
 
     /// Replaces `tensor` by the `root` rank's.
-    fn broadcast(tensor: FloatTensor<Self>, root: usize, call: Call) -> FloatTensor<Self> {
+    fn group_broadcast(tensor: FloatTensor<Self>, root: usize, call: Call) -> FloatTensor<Self> {
         host::broadcast::<Self>(tensor, root, &call)
     }
 
     /// Concatenates the tensors of all ranks along dimension 0, in rank order.
-    fn all_gather(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
+    fn group_all_gather(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
         host::all_gather::<Self>(tensor, &call)
     }
 
     /// Reduces over all ranks and leaves each rank its part of dimension 0, which the world size divides.
-    fn reduce_scatter(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+    fn group_reduce_scatter(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
         host::reduce_scatter::<Self>(tensor, op, &call)
     }
 
@@ -100,7 +101,11 @@ pub trait CollectiveBackend: Backend {
     ///
     /// `lift` is an untracked tensor whose place in the graph decides when the hook fires (see
     /// [`ddp`](crate::ddp)). Without autodiff there is no gradient and nothing to do.
-    fn gradient_hook(tensor: FloatTensor<Self>, lift: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+    fn gradient_hook(
+        tensor: FloatTensor<Self>,
+        lift: FloatTensor<Self>,
+        hook: GradientHook,
+    ) -> FloatTensor<Self> {
         let _ = (lift, hook);
         tensor
     }

@@ -87,3 +87,119 @@ impl DistributedSampler {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::below;
+
+    fn all_ranks(n: usize, world_size: usize, sampling: Sampling) -> Vec<Vec<usize>> {
+        (0..world_size)
+            .map(|rank| DistributedSampler::new(n, rank, world_size, sampling).unwrap().indices(0))
+            .collect()
+    }
+
+    #[test]
+    fn unshuffled_indices_equal_those_of_pytorch() {
+        // list(DistributedSampler(range(n), R, r, shuffle=False, drop_last=...)), torch 2.15.
+        let pad = |n, ranks| all_ranks(n, ranks, Sampling::Pad);
+        assert_eq!(pad(10, 4), [[0, 4, 8], [1, 5, 9], [2, 6, 0], [3, 7, 1]]);
+        assert_eq!(pad(8, 4), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        assert_eq!(pad(11, 3), [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 0]]);
+        assert_eq!(pad(10, 3), [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]]);
+        assert_eq!(pad(3, 8), [[0], [1], [2], [0], [1], [2], [0], [1]]);
+        assert_eq!(pad(2, 8), [[0], [1], [0], [1], [0], [1], [0], [1]]);
+        assert_eq!(pad(1, 8), [[0]; 8]);
+        let drop = |n, ranks| all_ranks(n, ranks, Sampling::Drop);
+        assert_eq!(drop(10, 4), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        assert_eq!(drop(8, 4), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        assert_eq!(drop(11, 3), [[0, 3, 6], [1, 4, 7], [2, 5, 8]]);
+        for n in 1..=3 {
+            assert_eq!(drop(n, 8), [[0_usize; 0]; 8]);
+        }
+    }
+
+    #[test]
+    fn an_empty_dataset_gives_every_rank_nothing() {
+        for sampling in [Sampling::Pad, Sampling::Drop, Sampling::Exact] {
+            for rank in 0..8 {
+                let sampler = DistributedSampler::new(0, rank, 8, sampling).unwrap().with_shuffle(1);
+                assert_eq!((sampler.num_samples(), sampler.indices(3).len()), (0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_share_the_dataset_for_random_sizes_epochs_and_modes() {
+        let mut rng = generator(Stream::Shuffle, 99, 0, 0);
+        for _ in 0..300 {
+            let (n, ranks) = (below(&mut rng, 60), 1 + below(&mut rng, 9));
+            let (seed, epoch) = (below(&mut rng, 1000) as u64, below(&mut rng, 20));
+            for sampling in [Sampling::Pad, Sampling::Drop, Sampling::Exact] {
+                let mut count = vec![0_usize; n];
+                let mut sizes = Vec::new();
+                for rank in 0..ranks {
+                    let sampler = DistributedSampler::new(n, rank, ranks, sampling).unwrap();
+                    let sampler = sampler.with_shuffle(seed);
+                    let indices = sampler.indices(epoch);
+                    assert_eq!(indices.len(), sampler.num_samples());
+                    sizes.push(indices.len());
+                    indices.into_iter().for_each(|index| count[index] += 1);
+                }
+                let total: usize = sizes.iter().sum();
+                let spread = sizes.iter().max().unwrap() - sizes.iter().min().unwrap();
+                match sampling {
+                    // Covering, and nothing is repeated more often than the padding needs.
+                    Sampling::Pad => {
+                        assert_eq!((total, spread), (n.div_ceil(ranks) * ranks, 0));
+                        assert!(count.iter().all(|&c| (1..=total.div_ceil(n)).contains(&c)));
+                    }
+                    // Disjoint, and fewer than one image per rank is left out.
+                    Sampling::Drop => {
+                        assert_eq!((total, spread), (n / ranks * ranks, 0));
+                        assert!(count.iter().all(|&c| c <= 1));
+                    }
+                    Sampling::Exact => {
+                        assert!(spread <= 1);
+                        assert!(count.iter().all(|&c| c == 1));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn exact_evaluation_counts_each_image_once_on_any_number_of_ranks() {
+        // 10 images of which 0..7 are classified right: accuracy 0.7 whatever the number of ranks.
+        for ranks in [1, 2, 3, 4, 16] {
+            let seen: Vec<usize> = all_ranks(10, ranks, Sampling::Exact).concat();
+            let right = seen.iter().filter(|&&index| index < 7).count();
+            assert_eq!((right, seen.len()), (7, 10));
+        }
+    }
+
+    #[test]
+    fn epochs_have_different_orders_that_are_equal_on_every_run() {
+        let sampler = DistributedSampler::new(50, 0, 1, Sampling::Pad).unwrap().with_shuffle(7);
+        let epochs: Vec<_> = (0..4).map(|epoch| sampler.indices(epoch)).collect();
+        for (i, order) in epochs.iter().enumerate() {
+            assert!(epochs[i + 1..].iter().all(|other| other != order));
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..50).collect::<Vec<_>>());
+            assert_eq!(*order, sampler.indices(i));
+        }
+        // The seed and the epoch add up, as in PyTorch.
+        assert_eq!(sampler.clone().with_shuffle(8).indices(0), epochs[1]);
+    }
+
+    #[test]
+    fn a_rank_outside_the_world_is_refused_with_both_numbers() {
+        let new = |rank, world_size| DistributedSampler::new(5, rank, world_size, Sampling::Pad).unwrap_err();
+        assert_eq!(
+            new(2, 2).to_string(),
+            "rank 2 is outside 0..2: give each process its own rank below the world size"
+        );
+        assert!(matches!(new(0, 0), DataError::ZeroWorldSize));
+    }
+}

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use burn_nccl_models::{Depth, ModelError, NormConfig, ResNetConfig, Stem};
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().to_vec().unwrap()
+    tensor.into_data().try_into_vec().unwrap()
 }
 
 fn standard_deviation(values: &[f32]) -> f64 {

@@ -110,7 +110,7 @@ fn images(case: &Case, device: &Device) -> Tensor<4> {
 
 fn assert_logits_agree(what: &str, logits: Tensor<2>, expected: &[Vec<f64>]) {
     assert_eq!(logits.dims(), [expected.len(), CLASSES]);
-    let logits: Vec<f32> = logits.into_data().to_vec().unwrap();
+    let logits: Vec<f32> = logits.into_data().try_into_vec().unwrap();
     let expected = expected.concat();
     let largest = expected.iter().fold(0.0_f64, |largest, v| largest.max(v.abs()));
     let difference = logits.iter().zip(&expected).fold(0.0_f64, |d, (a, b)| d.max((*a as f64 - b).abs()));
@@ -165,7 +165,7 @@ impl ModuleVisitor for GradientNorms {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = param.val().grad(&self.grads) {
-            let values: Vec<f32> = grad.into_data().to_vec().unwrap();
+            let values: Vec<f32> = grad.into_data().try_into_vec().unwrap();
             let norm = values.iter().map(|v| (*v as f64).powi(2)).sum::<f64>().sqrt();
             self.norms.insert(self.path.join("."), norm);
         }

@@ -16,9 +16,9 @@ use crate::transport::ReduceOp;
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
     /// Adjoint: with `G = all_reduce_sum(dy)`, sum gives `dx = G`, mean `dx = G / n`, min and max `dx = G` where
     /// this rank holds the extremum (shared equally among ranks that tie), product `dx = G ∏_{j≠rank} x_j`.
-    fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+    fn group_all_reduce(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
         let (input, guard) = tensor.into_parts();
-        let output = B::all_reduce(input.clone(), op, call.clone());
+        let output = B::group_all_reduce(input.clone(), op, call.clone());
         match AllReduce(op).prepare::<C>([guard]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let saved = match op {
@@ -32,9 +32,9 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
     }
 
     /// Adjoint: `dx = all_reduce_sum(dy)` on the root, zero elsewhere.
-    fn broadcast(tensor: FloatTensor<Self>, root: usize, call: Call) -> FloatTensor<Self> {
+    fn group_broadcast(tensor: FloatTensor<Self>, root: usize, call: Call) -> FloatTensor<Self> {
         let (input, guard) = tensor.into_parts();
-        let output = B::broadcast(input, root, call.clone());
+        let output = B::group_broadcast(input, root, call.clone());
         match Broadcast.prepare::<C>([guard]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((Call::new(&call.group), root), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
@@ -42,9 +42,9 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
     }
 
     /// Adjoint: `dx = reduce_scatter_sum(dy)`.
-    fn all_gather(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
+    fn group_all_gather(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
         let (input, guard) = tensor.into_parts();
-        let output = B::all_gather(input, call.clone());
+        let output = B::group_all_gather(input, call.clone());
         match AllGather.prepare::<C>([guard]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(Call::new(&call.group), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
@@ -53,9 +53,9 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
 
     /// Adjoint: `dx = all_gather(dy)` for sum, divided by the world size for mean. The other reductions are refused
     /// by [`functions::reduce_scatter`](crate::functions::reduce_scatter) for a tracked tensor.
-    fn reduce_scatter(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
+    fn group_reduce_scatter(tensor: FloatTensor<Self>, op: ReduceOp, call: Call) -> FloatTensor<Self> {
         let (input, guard) = tensor.into_parts();
-        let output = B::reduce_scatter(input, op, call.clone());
+        let output = B::group_reduce_scatter(input, op, call.clone());
         match ReduceScatter(op).prepare::<C>([guard]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(Call::new(&call.group), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
@@ -63,7 +63,11 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
     }
 
     /// Adjoint: the gradient itself, delivered to the hook on its way.
-    fn gradient_hook(tensor: FloatTensor<Self>, lift: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
+    fn gradient_hook(
+        tensor: FloatTensor<Self>,
+        lift: FloatTensor<Self>,
+        hook: GradientHook,
+    ) -> FloatTensor<Self> {
         let (input, guard) = tensor.into_parts();
         let (_, lift_guard) = lift.into_parts();
         // Compute-bound, so that gradient checkpointing never runs the forward again for a hook.
@@ -94,11 +98,11 @@ impl<B: CollectiveBackend> Backward<B, 1> for AllReduce {
         let (call, saved) = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
             let op = if self.0 == ReduceOp::Mean { ReduceOp::Mean } else { ReduceOp::Sum };
-            let grad = B::all_reduce(grad, op, call.clone());
+            let grad = B::group_all_reduce(grad, op, call.clone());
             match (self.0, saved) {
                 (ReduceOp::Min | ReduceOp::Max, Some((input, output))) => {
                     let holds = extremum_mask::<B>(input, output);
-                    let ties = B::all_reduce(holds.clone(), ReduceOp::Sum, call);
+                    let ties = B::group_all_reduce(holds.clone(), ReduceOp::Sum, call);
                     B::float_div(B::float_mul(grad, holds), ties)
                 }
                 (ReduceOp::Product, Some((input, _))) => {
@@ -120,7 +124,7 @@ fn extremum_mask<B: CollectiveBackend>(input: FloatTensor<B>, output: FloatTenso
 fn product_of_others<B: CollectiveBackend>(input: FloatTensor<B>, call: Call) -> FloatTensor<B> {
     let (rank, world_size) = (call.group.rank(), call.group.world_size());
     let rows = input.shape()[0];
-    let gathered = B::all_gather(input.clone(), call);
+    let gathered = B::group_all_gather(input.clone(), call);
     let ones = B::float_ones(input.shape(), &input.device(), input.dtype().into());
     (0..world_size).filter(|&peer| peer != rank).fold(ones, |product, peer| {
         let part = B::float_slice(gathered.clone(), &[Slice::from(peer * rows..(peer + 1) * rows)]);
@@ -138,7 +142,7 @@ impl<B: CollectiveBackend> Backward<B, 1> for Broadcast {
         let (call, root) = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
             let is_root = call.group.rank() == root;
-            let sum = B::all_reduce(grad, ReduceOp::Sum, call);
+            let sum = B::group_all_reduce(grad, ReduceOp::Sum, call);
             if is_root { sum } else { B::float_zeros(sum.shape(), &sum.device(), sum.dtype().into()) }
         });
     }
@@ -152,7 +156,9 @@ impl<B: CollectiveBackend> Backward<B, 1> for AllGather {
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let call = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::reduce_scatter(grad, ReduceOp::Sum, call));
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            B::group_reduce_scatter(grad, ReduceOp::Sum, call)
+        });
     }
 }
 
@@ -166,7 +172,7 @@ impl<B: CollectiveBackend> Backward<B, 1> for ReduceScatter {
         let call = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
             let world_size = call.group.world_size() as f64;
-            let gathered = B::all_gather(grad, call);
+            let gathered = B::group_all_gather(grad, call);
             match self.0 {
                 ReduceOp::Mean => B::float_div_scalar(gathered, world_size.into()),
                 _ => gathered,

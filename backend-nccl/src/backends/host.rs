@@ -27,10 +27,16 @@ pub(crate) fn all_gather<B: Backend>(tensor: FloatTensor<B>, call: &Call) -> Flo
     resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.all_gather(send, receive, dtype))
 }
 
-pub(crate) fn reduce_scatter<B: Backend>(tensor: FloatTensor<B>, op: ReduceOp, call: &Call) -> FloatTensor<B> {
+pub(crate) fn reduce_scatter<B: Backend>(
+    tensor: FloatTensor<B>,
+    op: ReduceOp,
+    call: &Call,
+) -> FloatTensor<B> {
     let mut shape = tensor.shape();
     shape[0] /= call.group.world_size();
-    resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.reduce_scatter(send, receive, dtype, op))
+    resized::<B>(tensor, shape, call, |send, receive, dtype| {
+        call.group.reduce_scatter(send, receive, dtype, op)
+    })
 }
 
 pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &GradientHook) -> FloatTensor<B> {
@@ -80,13 +86,13 @@ fn resized<B: Backend>(
 ) -> FloatTensor<B> {
     let (device, burn_dtype) = (tensor.device(), tensor.dtype());
     let outcome = read::<B>(tensor).and_then(|data| {
-        let mut received = TensorData::full_dtype(0, shape.clone(), burn_dtype).into_bytes();
+        let mut received = TensorData::full_dtype(shape.clone(), 0, burn_dtype).into_bytes();
         run(data.as_bytes(), &mut received, wire_dtype(data.dtype())?)?;
         Ok(TensorData::from_bytes(received, shape.clone(), burn_dtype))
     });
     let data = outcome.unwrap_or_else(|error| {
         call.fail(error);
-        TensorData::full_dtype(0, shape, burn_dtype)
+        TensorData::full_dtype(shape, 0, burn_dtype)
     });
     B::float_from_data(data, &device)
 }

@@ -10,7 +10,9 @@ use crate::transport::DType;
 /// `target += source`.
 pub(crate) fn add(target: &mut [u8], source: &[u8], dtype: DType) {
     fn run<T: bytemuck::Pod>(target: &mut [u8], source: &[u8], add: impl Fn(T, T) -> T) {
-        for (target, source) in cast_slice_mut::<u8, T>(target).iter_mut().zip(source.chunks_exact(size_of::<T>())) {
+        for (target, source) in
+            cast_slice_mut::<u8, T>(target).iter_mut().zip(source.chunks_exact(size_of::<T>()))
+        {
             *target = add(*target, bytemuck::pod_read_unaligned(source));
         }
     }
@@ -107,7 +109,12 @@ mod tests {
         let mut out = f32_bytes(&[0.0; 4]);
         decompress(&compress(&f32_bytes(&values), DType::F32, DType::F16), DType::F16, &mut out, DType::F32);
         assert_eq!(cast_slice::<u8, f32>(&out), [1.0, 1.0, 1.0 + 1.0 / 512.0, -65504.0]);
-        decompress(&compress(&f32_bytes(&values), DType::F32, DType::BF16), DType::BF16, &mut out, DType::F32);
+        decompress(
+            &compress(&f32_bytes(&values), DType::F32, DType::BF16),
+            DType::BF16,
+            &mut out,
+            DType::F32,
+        );
         assert_eq!(cast_slice::<u8, f32>(&out), [1.0, 1.0, 1.0, -65536.0]);
     }
 }

@@ -56,7 +56,7 @@ pub struct DdpConfig {
     /// What happens when ranks have different numbers of batches.
     #[config(default = "UnevenInputs::Even")]
     pub uneven_inputs: UnevenInputs,
-    /// Whether buckets are reduced during the backward pass (default) or all after it.
+    /// Whether buckets are reduced during the backward pass (default) or all after it, for comparison.
     #[config(default = true)]
     pub overlap: bool,
 }

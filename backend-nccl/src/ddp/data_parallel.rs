@@ -1,6 +1,7 @@
 //! [`DistributedDataParallel`]: what a training loop talks to.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -9,7 +10,8 @@ use burn::tensor::Tensor;
 
 use super::bucket::{self, GradientSize};
 use super::config::{DdpConfig, UnevenInputs};
-use super::reducer::{DdpEvent, Reduced, Reducer};
+use super::events::EventLog;
+use super::reducer::{Reduced, Reducer};
 use super::replicate::{self, Covered};
 use super::{lift, module_hook, parameters, uneven};
 use crate::dtype::wire_dtype;
@@ -31,6 +33,7 @@ pub struct DistributedDataParallel {
     config: DdpConfig,
     reducer: Arc<Reducer>,
     lifts: Vec<Tensor<1>>,
+    exposed: Duration,
 }
 
 impl DistributedDataParallel {
@@ -54,10 +57,14 @@ impl DistributedDataParallel {
         };
         let model = replicate::broadcast(model, Covered::All, group)?;
         let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes);
-        let lifts = lift::build(&lift::depths(&plan), &device);
+        let depths = if config.overlap { lift::depths(&plan) } else { vec![0; plan.buckets.len()] };
+        let lifts = lift::build(&depths, &device);
         let names = trainable.into_iter().map(|parameter| parameter.name).collect();
         let reducer = Arc::new(Reducer::new(group, plan, names, config));
-        Ok((Self { group: group.clone(), config: config.clone(), reducer, lifts }, model))
+        Ok((
+            Self { group: group.clone(), config: config.clone(), reducer, lifts, exposed: Duration::ZERO },
+            model,
+        ))
     }
 
     /// The group that gradients are reduced over.
@@ -98,7 +105,9 @@ impl DistributedDataParallel {
         let guard = AbortOnPanic(&self.group);
         let output = run();
         drop(guard);
+        let end_of_backward = Instant::now();
         let reduced = self.reducer.finish()?;
+        self.exposed = end_of_backward.elapsed();
         Ok((output, gradients(model, &self.reducer, &reduced)))
     }
 
@@ -128,10 +137,17 @@ impl DistributedDataParallel {
     /// last batch until it returns `None`, and takes the optimizer step with what it returns, so that parameters and
     /// optimizer state stay equal on all ranks:
     ///
-    /// ```ignore
+    /// ```
+    /// # use burn::{module::Module, optim::{GradientsParams, ModuleOptimizer}};
+    /// # use burn_nccl::{DistributedDataParallel, Error};
+    /// # fn end_of_epoch<M: Module>(
+    /// #     ddp: &mut DistributedDataParallel, mut model: M, optimizer: &mut ModuleOptimizer, learning_rate: f64,
+    /// # ) -> Result<M, Error> {
     /// while let Some(gradients) = ddp.shadow(&model)? {
     ///     model = optimizer.step(learning_rate, model, gradients);
     /// }
+    /// # Ok(model)
+    /// # }
     /// ```
     ///
     /// # Errors
@@ -165,9 +181,15 @@ impl DistributedDataParallel {
         replicate::broadcast(model, Covered::Buffers, &self.group)
     }
 
-    /// Starts or stops recording what happens in each step, and returns the events recorded so far.
-    pub fn record_events(&mut self, on: bool) -> Vec<DdpEvent> {
-        self.reducer.record_events(on)
+    /// The log of what happens in each step; it is off until started.
+    pub fn events(&self) -> &EventLog {
+        self.reducer.events()
+    }
+
+    /// Seconds of the last reduction that the backward pass did not hide: from its end until every gradient was
+    /// there.
+    pub fn last_exposed_seconds(&self) -> f64 {
+        self.exposed.as_secs_f64()
     }
 
     fn divisor(&self, active: usize) -> usize {

@@ -14,6 +14,7 @@ mod arithmetic;
 mod bucket;
 mod config;
 mod data_parallel;
+mod events;
 mod lift;
 mod module_hook;
 mod parameters;
@@ -25,6 +26,6 @@ mod uneven;
 
 pub use config::*;
 pub use data_parallel::DistributedDataParallel;
-pub use reducer::DdpEvent;
+pub use events::{DdpEvent, EventLog};
 #[cfg(feature = "train")]
 pub use strategy::DdpStrategy;

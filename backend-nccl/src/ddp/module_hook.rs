@@ -21,7 +21,8 @@ pub(crate) fn hooked<M: Module>(
     lifts: &[Tensor<1>],
     sink: &Arc<impl GradientSink + 'static>,
 ) -> Result<M> {
-    let mut mapper = HookMapper { plan, lifts, sink: sink.clone(), tied: HashMap::new(), next: 0, mismatch: None };
+    let mut mapper =
+        HookMapper { plan, lifts, sink: sink.clone(), tied: HashMap::new(), next: 0, mismatch: None };
     let hooked = module.map(&mut mapper);
     let (found, expected) = (mapper.next, plan.slots.len());
     match mapper.mismatch {
@@ -53,7 +54,8 @@ impl<S: GradientSink + 'static> HookMapper<'_, S> {
         let Some(slot) = self.plan.slots.get(index) else { return tensor };
         let len_bytes = tensor.shape().num_elements() * tensor.dtype().size();
         if len_bytes != slot.len_bytes {
-            let cause = format!("trainable parameter {index} has {len_bytes} bytes, {} before", slot.len_bytes);
+            let cause =
+                format!("trainable parameter {index} has {len_bytes} bytes, {} before", slot.len_bytes);
             self.mismatch.get_or_insert(Error::ModelChanged { cause });
             return tensor;
         }

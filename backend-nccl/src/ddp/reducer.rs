@@ -12,21 +12,11 @@ use burn::tensor::Bytes;
 use super::arithmetic;
 use super::bucket::BucketPlan;
 use super::config::{DdpConfig, UnusedParameters, WireFormat};
+use super::events::{DdpEvent, EventLog};
 use crate::error::{Error, Result};
 use crate::group::{ProcessGroup, Work};
 use crate::hook::GradientSink;
 use crate::transport::{DType, ReduceOp};
-
-/// What happened in a step, in order. For tests and for looking at the overlap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DdpEvent {
-    /// The gradient of this trainable parameter (in visit order) reached its bucket.
-    GradientReady(usize),
-    /// The all-reduce of this bucket was handed to the communication thread.
-    BucketLaunched(usize),
-    /// The result of this bucket was waited for and is there.
-    BucketReduced(usize),
-}
 
 /// What a gradient that arrives is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +42,7 @@ pub(crate) struct Reducer {
     names: Vec<String>,
     unused_parameters: UnusedParameters,
     wire_format: WireFormat,
-    overlap: bool,
+    events: EventLog,
     state: Mutex<State>,
 }
 
@@ -73,7 +63,6 @@ struct State {
     /// Ranks that the sum is divided by; the world size unless some have run out of data.
     divisor: usize,
     error: Option<Error>,
-    events: Option<Vec<DdpEvent>>,
 }
 
 /// A bucket on the wire.
@@ -92,7 +81,12 @@ impl AsMut<[u8]> for WireBuffer {
 }
 
 impl Reducer {
-    pub(crate) fn new(group: &ProcessGroup, plan: BucketPlan, names: Vec<String>, config: &DdpConfig) -> Self {
+    pub(crate) fn new(
+        group: &ProcessGroup,
+        plan: BucketPlan,
+        names: Vec<String>,
+        config: &DdpConfig,
+    ) -> Self {
         let (buckets, parameters) = (plan.buckets.len(), names.len());
         let state = State {
             phase: Phase::Idle,
@@ -105,7 +99,6 @@ impl Reducer {
             micro_batches: 0,
             divisor: group.world_size(),
             error: None,
-            events: None,
         };
         Self {
             group: group.clone(),
@@ -113,7 +106,7 @@ impl Reducer {
             names,
             unused_parameters: config.unused_parameters,
             wire_format: config.wire_format,
-            overlap: config.overlap,
+            events: EventLog::default(),
             state: Mutex::new(state),
         }
     }
@@ -144,7 +137,8 @@ impl Reducer {
             state.pending[index] = bucket.parameters.len();
             if state.buffers[index].is_none() {
                 let reusable = state.handed_out[index].take().and_then(|bucket| Arc::try_unwrap(bucket).ok());
-                state.buffers[index] = Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
+                state.buffers[index] =
+                    Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
             }
         }
         Ok(())
@@ -182,7 +176,7 @@ impl Reducer {
         for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
             let reduced = self.land(index, flight)?;
             state.handed_out[index] = Some(Arc::new(reduced));
-            state.record(DdpEvent::BucketReduced(index));
+            self.events.push(DdpEvent::BucketReduced(index));
         }
         let buckets = state.handed_out.iter().flatten().cloned().collect();
         drop(state);
@@ -226,7 +220,7 @@ impl Reducer {
             };
             let work = self.group.all_reduce_async(WireBuffer(buffer), wire_dtype, op);
             state.in_flight.push(Flight { work, uncompressed });
-            state.record(DdpEvent::BucketLaunched(index));
+            self.events.push(DdpEvent::BucketLaunched(index));
         }
         Ok(())
     }
@@ -280,21 +274,12 @@ impl Reducer {
         (0..by_rank.len()).filter_map(on_rank).collect::<Vec<_>>().join("; ")
     }
 
-    /// Starts or stops keeping events, and returns those kept so far.
-    pub(crate) fn record_events(&self, on: bool) -> Vec<DdpEvent> {
-        std::mem::replace(&mut self.lock().events, on.then(Vec::new)).unwrap_or_default()
+    pub(crate) fn events(&self) -> &EventLog {
+        &self.events
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    fn record(&mut self, event: DdpEvent) {
-        if let Some(events) = &mut self.events {
-            events.push(event);
-        }
     }
 }
 
@@ -348,8 +333,8 @@ impl Reducer {
         state.fired[index] = true;
         state.filled[index] = true;
         state.pending[slot.bucket] -= 1;
-        state.record(DdpEvent::GradientReady(index));
-        if state.phase == Phase::Reduce && self.overlap { self.launch_ready(state) } else { Ok(()) }
+        self.events.push(DdpEvent::GradientReady(index));
+        if state.phase == Phase::Reduce { self.launch_ready(state) } else { Ok(()) }
     }
 }
 

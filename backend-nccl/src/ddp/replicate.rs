@@ -29,11 +29,12 @@ pub(crate) fn check_same_model(
     group: &ProcessGroup,
 ) -> Result<()> {
     let own = Description { config: config.to_string(), parameters: parameters.to_vec() };
+    let unreadable = |error: serde_json::Error| Error::ModelDescription { cause: error.to_string() };
     let descriptions: Vec<Description> = group
-        .all_gather_bytes(&serde_json::to_vec(&own)?)?
+        .all_gather_bytes(&serde_json::to_vec(&own).map_err(unreadable)?)?
         .iter()
-        .map(|bytes| serde_json::from_slice(bytes))
-        .collect::<std::result::Result<_, _>>()?;
+        .map(|bytes| serde_json::from_slice(bytes).map_err(unreadable))
+        .collect::<Result<_>>()?;
     for (rank, description) in descriptions.iter().enumerate() {
         let differences = differences(&descriptions[0], description, rank);
         if !differences.is_empty() {
@@ -53,7 +54,11 @@ fn differences(reference: &Description, other: &Description, rank: usize) -> Vec
         match by_name(&other.parameters, &info.name) {
             None => found.push(format!("rank {rank} lacks {}", describe(info))),
             Some(at) if other.parameters[at] != *info => {
-                found.push(format!("rank 0 has {}, rank {rank} has {}", describe(info), describe(&other.parameters[at])));
+                found.push(format!(
+                    "rank 0 has {}, rank {rank} has {}",
+                    describe(info),
+                    describe(&other.parameters[at])
+                ));
             }
             Some(_) => {}
         }

@@ -25,7 +25,7 @@ pub use work::Work;
 use crate::{
     Error, Result,
     deadline::Deadline,
-    error::Failure,
+    failure::Failure,
     rendezvous::{Environment, Identity, Rendezvous, listen},
     transport::{Call, Collective, DType, OpKind, ReduceOp, Signature, Single, Transport, tcp},
 };

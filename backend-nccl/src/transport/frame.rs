@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{DType, ReduceOp};
-use crate::error::Failure;
+use crate::failure::Failure;
 
 /// Bytes of a collective's header.
 pub(crate) const HEADER_BYTES: usize = 32;

@@ -13,7 +13,7 @@ pub use dtype::{DType, ReduceOp};
 pub use frame::{OpKind, Signature};
 pub(crate) use single::Single;
 
-use crate::{deadline::Deadline, error::Failure};
+use crate::{deadline::Deadline, failure::Failure};
 
 /// One collective with its buffers. Lengths have been checked by the group.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The transport of a group of one: every collective is the identity.
 
 use super::{Call, Collective, Transport};
-use crate::error::Failure;
+use crate::failure::Failure;
 
 /// World size 1 as an implementation, so that no caller branches on it.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Listing classes and image files.
 
-use std::fs;
+use std::fs::{self, FileType};
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
@@ -11,12 +11,11 @@ const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 /// The class folders of `root`: its folders, sorted by name, without hidden ones.
 pub(super) fn class_folders(root: &Path) -> Result<Vec<(String, PathBuf)>, DataError> {
     let mut classes = Vec::new();
-    for (name, path) in entries(root)? {
-        if is_hidden(&name) || !metadata(&path)?.is_dir() {
-            continue;
+    for Entry { name, path, kind } in entries(root)? {
+        if kind.is_dir() || kind.is_symlink() && metadata(&path)?.is_dir() {
+            refuse_loop(root, &path)?;
+            classes.push((name, path));
         }
-        refuse_loop(root, &path)?;
-        classes.push((name, path));
     }
     Ok(classes)
 }
@@ -29,16 +28,13 @@ pub(super) fn image_files(class: &Path) -> Result<Vec<PathBuf>, DataError> {
     let (mut images, mut ignored) = (Vec::new(), 0_usize);
     let mut folders = vec![class.to_path_buf()];
     while let Some(folder) = folders.pop() {
-        for (name, path) in entries(&folder)? {
-            if is_hidden(&name) {
-                continue;
-            }
-            if is_real_folder(&path)? {
+        for Entry { path, kind, .. } in entries(&folder)? {
+            if kind.is_dir() {
                 folders.push(path);
             } else if !is_image_name(&path) {
                 ignored += 1;
             // Opening a pipe would wait for a writer, so only regular files are taken.
-            } else if metadata(&path)?.is_file() {
+            } else if kind.is_file() || kind.is_symlink() && metadata(&path)?.is_file() {
                 images.push(path);
             }
         }
@@ -50,16 +46,26 @@ pub(super) fn image_files(class: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(images)
 }
 
-/// The entries of a folder, sorted by name: the order the operating system gives differs between
-/// machines, and the ranks must agree.
-pub(super) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, DataError> {
+/// Something in a folder; `kind` does not follow links.
+struct Entry {
+    name: String,
+    path: PathBuf,
+    kind: FileType,
+}
+
+/// The entries of a folder without the hidden ones, sorted by name: the order the operating system
+/// gives differs between machines, and the ranks must agree.
+fn entries(folder: &Path) -> Result<Vec<Entry>, DataError> {
     let read = |source| DataError::Read { path: folder.into(), source };
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(read)? {
         let entry = entry.map_err(read)?;
-        found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') {
+            found.push(Entry { name, path: entry.path(), kind: entry.file_type().map_err(read)? });
+        }
     }
-    found.sort();
+    found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
 }
 
@@ -77,16 +83,6 @@ fn refuse_loop(root: &Path, class: &Path) -> Result<(), DataError> {
 /// The metadata of what a path leads to, links followed.
 fn metadata(path: &Path) -> Result<fs::Metadata, DataError> {
     fs::metadata(path).map_err(|source| DataError::Read { path: path.into(), source })
-}
-
-fn is_real_folder(path: &Path) -> Result<bool, DataError> {
-    let metadata =
-        fs::symlink_metadata(path).map_err(|source| DataError::Read { path: path.into(), source })?;
-    Ok(metadata.is_dir())
-}
-
-fn is_hidden(name: &str) -> bool {
-    name.starts_with('.')
 }
 
 fn is_image_name(path: &Path) -> bool {

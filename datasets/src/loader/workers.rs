@@ -1,7 +1,7 @@
 //! Threads that load an epoch's batches ahead of the consumer.
 
-use std::sync::Arc;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;

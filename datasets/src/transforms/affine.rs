@@ -57,3 +57,53 @@ fn sample(src: &Frame, x: f32, y: f32, mut put: impl FnMut(usize, f32)) {
         put(channel, corners.iter().map(|&(at, weight)| plane[at] * weight).sum());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warped(src: &Frame, degrees: f32, scale: f32, right: f32, down: f32) -> Vec<f32> {
+        let mut dst = Frame::default();
+        warp(src, Affine { degrees, scale, right, down }, &mut dst);
+        dst.data
+    }
+
+    fn assert_close(found: &[f32], expected: &[f32]) {
+        assert_eq!(found.len(), expected.len());
+        for (f, e) in found.iter().zip(expected) {
+            assert!((f - e).abs() <= 1e-5, "{found:?} is not {expected:?}");
+        }
+    }
+
+    fn picture() -> Frame {
+        let data = vec![0., 1., 4., 9., 2., 0., 1., 5., 7., 3., 8., 6.];
+        Frame { data, channels: 1, height: 3, width: 4 }
+    }
+
+    #[test]
+    fn turning_scaling_and_shifting_at_once_equals_torchs_grid_sample() {
+        // torch 2.15, F.grid_sample(mode="bilinear", padding_mode="zeros", align_corners=False) in f64
+        // with the inverse of [[s cos, -s sin], [s sin, s cos]] about the centre.
+        #[rustfmt::skip]
+        let expected = [
+            5.087255, 1.398846, 0.711769, 3.144102,
+            3.634998, 3.260282, 4.021615, 3.454895,
+            0.0, 2.145517, 5.985490, 5.906176,
+        ];
+        assert_close(&warped(&picture(), 30.0, 1.25, 0.5, -0.75), &expected);
+    }
+
+    #[test]
+    fn a_quarter_turn_moves_the_left_column_to_the_top() {
+        let src = Frame { data: vec![0., 1., 4., 2., 0., 1., 7., 3., 8.], channels: 1, height: 3, width: 3 };
+        assert_close(&warped(&src, 90.0, 1.0, 0.0, 0.0), &[7., 2., 0., 3., 0., 1., 8., 1., 4.]);
+    }
+
+    #[test]
+    fn no_movement_changes_nothing_and_a_shift_brings_in_black() {
+        assert_close(&warped(&picture(), 0.0, 1.0, 0.0, 0.0), &picture().data);
+        let right = warped(&picture(), 0.0, 1.0, 1.0, 0.0);
+        assert_close(&right, &[0., 0., 1., 4., 0., 2., 0., 1., 0., 7., 3., 8.]);
+        assert_close(&warped(&picture(), 0.0, 1.0, 0.0, 50.0), &[0.0; 12]);
+    }
+}

@@ -78,3 +78,66 @@ impl Pipeline {
         Ok(frame.shape())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Normalization;
+
+    fn image() -> Image {
+        Image { pixels: (0..64).map(|v| v * 4).collect(), channels: 1, height: 8, width: 8, label: 0 }
+    }
+
+    fn augmenting() -> Pipeline {
+        Pipeline::new([
+            Transform::Resize { height: 16, width: 16 },
+            Transform::RandomAffine { max_degrees: 10.0, max_translate: 0.1, min_scale: 0.9, max_scale: 1.1 },
+            Transform::RandomCrop { height: 16, width: 16, padding: 2 },
+            Transform::RandomHorizontalFlip { probability: 0.5 },
+            Transform::ToRgb,
+            Transform::Normalize(Normalization::imagenet()),
+        ])
+    }
+
+    fn run(pipeline: &Pipeline, key: SampleKey, scratch: &mut Scratch) -> Vec<f32> {
+        let mut out = Vec::new();
+        let shape = pipeline.apply(&image(), key, scratch, &mut out).unwrap();
+        assert_eq!(out.len(), shape.iter().product());
+        out
+    }
+
+    #[test]
+    fn the_result_depends_on_seed_epoch_and_index_and_not_on_what_ran_before() {
+        let key = SampleKey { seed: 1, epoch: 2, index: 3 };
+        let (pipeline, mut used) = (augmenting(), Scratch::default());
+        let first = run(&pipeline, key, &mut used);
+        let others =
+            [SampleKey { seed: 0, ..key }, SampleKey { epoch: 0, ..key }, SampleKey { index: 0, ..key }];
+        for other in others {
+            assert_ne!(run(&pipeline, other, &mut used), first);
+        }
+        assert_eq!(run(&pipeline, key, &mut used), first);
+        assert_eq!(run(&pipeline, key, &mut Scratch::default()), first);
+    }
+
+    #[test]
+    fn values_are_appended_in_channel_order_between_zero_and_one() {
+        let image = Image { pixels: vec![0, 51, 255, 102], channels: 2, height: 1, width: 2, label: 0 };
+        let mut out = vec![9.0];
+        let key = SampleKey { seed: 0, epoch: 0, index: 0 };
+        let shape = Pipeline::default().apply(&image, key, &mut Scratch::default(), &mut out).unwrap();
+        assert_eq!(shape, [2, 1, 2]);
+        assert_eq!(out, [9.0, 0.0, 0.2, 1.0, 0.4]);
+    }
+
+    #[test]
+    fn a_pipeline_is_saved_as_a_list_and_read_back() {
+        let pipeline = Pipeline::new([Transform::Resize { height: 4, width: 5 }, Transform::ToRgb]);
+        let json = serde_json::to_string(&pipeline).unwrap();
+        assert_eq!(json, r#"[{"resize":{"height":4,"width":5}},"to_rgb"]"#);
+        assert_eq!(serde_json::from_str::<Pipeline>(&json).unwrap(), pipeline);
+        let all = serde_json::to_string(&augmenting()).unwrap();
+        assert_eq!(serde_json::from_str::<Pipeline>(&all).unwrap(), augmenting());
+        assert!(serde_json::from_str::<Pipeline>(r#"[{"resize":{"height":4,"widht":5}}]"#).is_err());
+    }
+}

@@ -88,3 +88,88 @@ pub(super) fn resize(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resized(src: &Frame, window: Window, to: [usize; 2]) -> Vec<f32> {
+        let mut dst = Frame::default();
+        resize(src, window, to, &mut dst, &mut Buffers::default());
+        assert_eq!(dst.shape(), [src.channels, to[0], to[1]]);
+        dst.data
+    }
+
+    fn whole(src: &Frame) -> Window {
+        Window { top: 0, left: 0, height: src.height, width: src.width }
+    }
+
+    fn assert_close(found: &[f32], expected: &[f32]) {
+        assert_eq!(found.len(), expected.len());
+        for (f, e) in found.iter().zip(expected) {
+            assert!((f - e).abs() <= 1e-5, "{found:?} is not {expected:?}");
+        }
+    }
+
+    /// 0, 1, ..., 10, 0, 1, ... in 5 rows of 7.
+    fn sawtooth() -> Frame {
+        Frame { data: (0..35).map(|v| (v % 11) as f32).collect(), channels: 1, height: 5, width: 7 }
+    }
+
+    // The expected values are those of torch 2.15,
+    // F.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True).
+
+    #[test]
+    fn enlarging_equals_torchs_bilinear() {
+        let data = vec![0., 1., 4., 9., 2., 0., 1., 5., 7., 3., 8., 6.];
+        let src = Frame { data, channels: 1, height: 3, width: 4 };
+        #[rustfmt::skip]
+        let expected = [
+            0.0, 0.5, 1.5, 3.5, 6.5, 9.0,
+            0.8, 0.7, 0.966667, 2.433333, 5.1, 7.4,
+            2.0, 1.0, 0.166667, 0.833333, 3.0, 5.0,
+            5.0, 3.4, 2.366667, 4.633333, 5.4, 5.6,
+            7.0, 5.0, 3.833333, 7.166667, 7.0, 6.0,
+        ];
+        assert_close(&resized(&src, whole(&src), [5, 6]), &expected);
+    }
+
+    #[test]
+    fn shrinking_equals_torchs_antialiased_bilinear() {
+        let src = sawtooth();
+        let expected = [4.535714, 5.176471, 4.142858, 4.964285, 5.147059, 4.392858];
+        assert_close(&resized(&src, whole(&src), [2, 3]), &expected);
+    }
+
+    #[test]
+    fn enlarging_one_side_and_shrinking_the_other_equals_torch() {
+        let src = sawtooth();
+        #[rustfmt::skip]
+        let expected = [
+            0.857143, 3.0, 5.142857, 3.919643, 4.647059, 3.392857, 7.607142, 6.716912, 1.580358,
+            5.107142, 6.238971, 5.955358, 3.834821, 4.75, 6.892858, 3.790179, 2.25, 4.392857,
+            5.513392, 5.573530, 3.218750, 6.857142, 8.352942, 2.5,
+        ];
+        assert_close(&resized(&src, whole(&src), [8, 3]), &expected);
+    }
+
+    #[test]
+    fn a_window_is_resized_as_if_it_had_been_cut_out_before() {
+        // Torch: the same on x[..., 1:4, 2:7].
+        let window = Window { top: 1, left: 2, height: 3, width: 5 };
+        assert_close(&resized(&sawtooth(), window, [2, 2]), &[6.625, 3.9375, 3.5, 5.5]);
+    }
+
+    #[test]
+    fn a_flat_picture_stays_flat_at_any_size_and_channels_stay_apart() {
+        let mut data = vec![0.25; 6];
+        data.extend([0.75; 6]);
+        let src = Frame { data, channels: 2, height: 2, width: 3 };
+        for to in [[1, 1], [2, 3], [7, 2], [1, 9], [32, 32]] {
+            let out = resized(&src, whole(&src), to);
+            let (a, b) = out.split_at(out.len() / 2);
+            assert_close(a, &vec![0.25; a.len()]);
+            assert_close(b, &vec![0.75; b.len()]);
+        }
+    }
+}

@@ -248,3 +248,129 @@ fn random_part(height: usize, width: usize, area: [f32; 2], rng: &mut ChaCha8Rng
     let (w, h) = (w.clamp(1, width), h.clamp(1, height));
     Window { top: ((height - h) / 2) as isize, left: ((width - w) / 2) as isize, height: h, width: w }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::{Stream, generator};
+
+    fn rng(seed: u64) -> ChaCha8Rng {
+        generator(Stream::Transform, seed, 0, 0)
+    }
+
+    fn ramp(channels: usize, height: usize, width: usize) -> Frame {
+        let data = (1..=channels * height * width).map(|v| v as f32).collect();
+        Frame { data, channels, height, width }
+    }
+
+    fn apply(transform: &Transform, frame: &mut Frame, seed: u64) -> Result<(), DataError> {
+        transform.apply(frame, &mut Frame::default(), &mut Buffers::default(), &mut rng(seed))
+    }
+
+    #[test]
+    fn every_transform_gives_the_size_it_promises() {
+        let size = |transform: Transform, channels, height, width| {
+            transform.validate().unwrap();
+            let mut frame = ramp(channels, height, width);
+            apply(&transform, &mut frame, 5).unwrap();
+            assert_eq!(frame.data.len(), frame.shape().iter().product::<usize>());
+            frame.shape()
+        };
+        assert_eq!(size(Transform::Resize { height: 5, width: 9 }, 3, 8, 8), [3, 5, 9]);
+        // torchvision: 375x500 with Resize(256) is 256x341, the long side rounded down.
+        assert_eq!(size(Transform::ResizeShorter { size: 256 }, 1, 375, 500), [1, 256, 341]);
+        assert_eq!(size(Transform::ResizeShorter { size: 4 }, 1, 9, 4), [1, 9, 4]);
+        assert_eq!(size(Transform::CenterCrop { height: 6, width: 2 }, 3, 4, 4), [3, 6, 2]);
+        assert_eq!(size(Transform::RandomCrop { height: 4, width: 6, padding: 1 }, 3, 4, 4), [3, 4, 6]);
+        let part = Transform::RandomResizedCrop { height: 7, width: 3, min_area: 0.08, max_area: 1.0 };
+        assert_eq!(size(part.clone(), 3, 20, 30), [3, 7, 3]);
+        assert_eq!(size(part, 3, 1, 50), [3, 7, 3]);
+        assert_eq!(size(Transform::ToRgb, 1, 2, 3), [3, 2, 3]);
+    }
+
+    #[test]
+    fn a_random_crop_reaches_every_window_of_the_padded_image() {
+        let crop = Transform::RandomCrop { height: 2, width: 2, padding: 1 };
+        let mut corners = std::collections::HashSet::new();
+        for seed in 0..400 {
+            let mut frame = ramp(1, 2, 2);
+            apply(&crop, &mut frame, seed).unwrap();
+            corners.insert(frame.data.iter().map(|&v| v as u32).collect::<Vec<_>>());
+        }
+        // 3 x 3 positions, all different; the middle one is the image itself.
+        assert_eq!(corners.len(), 9);
+        assert!(corners.contains(&vec![1, 2, 3, 4]) && corners.contains(&vec![0, 0, 0, 1]));
+    }
+
+    #[test]
+    fn a_crop_larger_than_the_padded_image_is_an_error() {
+        let crop = Transform::RandomCrop { height: 7, width: 2, padding: 1 };
+        let error = apply(&crop, &mut ramp(1, 4, 4), 0).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "transform random_crop cannot take an image of shape 1x4x4: expected a padded image no \
+             smaller than the window"
+        );
+    }
+
+    #[test]
+    fn a_flip_happens_as_often_as_its_probability_says() {
+        let flipped = |probability: f32| {
+            let flip = Transform::RandomHorizontalFlip { probability };
+            (0..1000)
+                .filter(|&seed| {
+                    let mut frame = ramp(1, 1, 2);
+                    apply(&flip, &mut frame, seed).unwrap();
+                    frame.data == [2.0, 1.0]
+                })
+                .count()
+        };
+        assert_eq!((flipped(0.0), flipped(1.0)), (0, 1000));
+        // 250 expected, standard deviation 13.7: 5 of them either way.
+        assert!((182..=318).contains(&flipped(0.25)), "{}", flipped(0.25));
+    }
+
+    #[test]
+    fn a_random_part_stays_inside_and_has_the_allowed_area_and_proportions() {
+        for seed in 0..500 {
+            let w = random_part(40, 60, [0.25, 0.5], &mut rng(seed));
+            assert!(w.top >= 0 && w.left >= 0);
+            assert!(w.top as usize + w.height <= 40 && w.left as usize + w.width <= 60);
+            let (area, ratio) = (w.height * w.width, w.width as f32 / w.height as f32);
+            // Rounding to whole pixels moves both a little.
+            assert!((550..=1250).contains(&area), "{w:?}");
+            assert!((0.7..1.43).contains(&ratio), "{w:?}");
+        }
+        // No part of this strip has the proportions: the middle one with 4:3 is taken.
+        let strip = Window { top: 0, left: 48, height: 3, width: 4 };
+        assert_eq!(random_part(3, 100, [1.0, 1.0], &mut rng(0)), strip);
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named_with_their_limits() {
+        let error = |transform: Transform| transform.validate().unwrap_err().to_string();
+        assert_eq!(
+            error(Transform::RandomHorizontalFlip { probability: 1.5 }),
+            "transform random_horizontal_flip: probability is 1.5, expected 0 to 1"
+        );
+        assert_eq!(
+            error(Transform::Resize { height: 0, width: 3 }),
+            "transform resize: size is 0x3, expected at least 1x1"
+        );
+        let affine = |max_degrees, max_translate, min_scale, max_scale| Transform::RandomAffine {
+            max_degrees,
+            max_translate,
+            min_scale,
+            max_scale,
+        };
+        assert!(affine(10.0, 0.1, 0.9, 1.1).validate().is_ok());
+        for bad in [affine(-1.0, 0.1, 1.0, 1.0), affine(0.0, 2.0, 1.0, 1.0), affine(0.0, 0.0, 0.0, 1.0)] {
+            assert!(bad.validate().is_err(), "{bad:?}");
+        }
+        assert!(affine(0.0, 0.0, 1.0, f32::NAN).validate().is_err());
+        let part =
+            |min_area, max_area| Transform::RandomResizedCrop { height: 1, width: 1, min_area, max_area };
+        assert!(part(0.0, 1.0).validate().is_err() && part(0.5, 0.4).validate().is_err());
+        assert!(Transform::ResizeShorter { size: 0 }.validate().is_err());
+    }
+}

@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Link, Peer, Standing, Tcp};
 use crate::{
-    error::Failure,
+    failure::Failure,
     transport::{
         Call, Collective, Signature,
         frame::HEADER_BYTES,

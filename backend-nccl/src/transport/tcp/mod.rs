@@ -19,7 +19,7 @@ use super::{
     Call, Collective, Signature, Transport,
     frame::{CONTROL_BYTES, Control, MAX_CONTROL_PAYLOAD},
 };
-use crate::{deadline::Deadline, error::Failure};
+use crate::{deadline::Deadline, failure::Failure};
 
 /// How long the reason may trail the end of a data connection: they are different connections, so order is not given.
 const REASON_GRACE: Duration = Duration::from_millis(250);

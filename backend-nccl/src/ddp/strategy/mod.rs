@@ -1,0 +1,163 @@
+//! burn-train: the learner, metrics, checkpointers, early stopping and dashboard of Burn, on every rank of a group.
+
+mod epoch;
+mod renderer;
+
+use std::sync::Arc;
+
+use burn::data::dataloader::Progress;
+use burn::train::logger::InMemoryMetricLogger;
+use burn::train::train::WorkerFailure;
+use burn::train::{
+    EventProcessorTraining, Interrupter, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
+    SupervisedTraining, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingError,
+    TrainingStrategy, ValidLoader,
+};
+
+use super::{DdpConfig, DistributedDataParallel};
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
+use crate::transport::{DType, ReduceOp};
+use epoch::{TrainEpoch, valid_epoch};
+use renderer::SilentRenderer;
+
+/// A burn-train strategy that trains one model with all ranks of a group.
+///
+/// Every rank runs the same program; [`install`](Self::install) is the only line that differs from training on one
+/// device:
+///
+/// - **Training data** differs per rank: give each rank's loader its part (a distributed sampler). Progress and
+///   iterations count all ranks.
+/// - **Validation** runs whole on every rank at the same time, so that no rank waits longer than a deadline and all
+///   see the same metrics. Running statistics are rank 0's.
+/// - **Dashboard, log files and checkpoints** are rank 0's; the other ranks keep their metrics in memory.
+/// - **Early stopping and interruption**: rank 0 decides on early stopping; an interruption or an error on any rank
+///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
+/// - **Gradient accumulation** averages micro-batches, unlike Burn's own strategies, which sum them.
+pub struct DdpStrategy {
+    group: ProcessGroup,
+    config: DdpConfig,
+}
+
+impl DdpStrategy {
+    /// A strategy for the ranks of `group`.
+    pub fn new(group: &ProcessGroup, config: DdpConfig) -> Self {
+        Self { group: group.clone(), config }
+    }
+
+    /// Makes `training` run with this strategy. Call it last: on ranks other than 0 it replaces the renderer, the
+    /// application logger and the metric logger.
+    pub fn install<M: LearnerModel>(self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
+        let is_main = self.group.rank() == 0;
+        let training = training.with_training_strategy(TrainingStrategy::Custom(Arc::new(self)));
+        if is_main {
+            return training;
+        }
+        training
+            .renderer(Box::new(SilentRenderer))
+            .with_application_logger(None)
+            .with_metric_logger(InMemoryMetricLogger::new())
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        dataloader_train: TrainLoader<M>,
+        dataloader_valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let mut session = Session {
+            group: &self.group,
+            interrupter: components.interrupter.clone(),
+            processor: components.event_processor,
+        };
+        let device = learner.model().devices().into_iter().next().unwrap_or_default();
+        let device = if device.is_autodiff() { device } else { device.autodiff() };
+        learner.fork(&device);
+        let train = TrainEpoch {
+            loader: dataloader_train.to_device(&device),
+            accumulation: components.grad_accumulation.unwrap_or(1),
+            uneven_inputs: self.config.uneven_inputs,
+        };
+        let valid = dataloader_valid.to_device(&device.inner());
+        let mut checkpointer = components.checkpointer.filter(|_| self.group.rank() == 0);
+        let mut early_stopping = components.early_stopping;
+
+        let outcome = (|| {
+            let (mut ddp, model) = DistributedDataParallel::new(learner.model(), &self.group, &self.config)?;
+            learner.load_model(model.into_record());
+            for epoch in starting_epoch..=components.num_epochs {
+                train.run(epoch, &mut learner, &mut ddp, &mut session)?;
+                if session.any_rank_stops()? {
+                    return Ok(());
+                }
+                learner.load_model(ddp.sync_buffers(learner.model())?.into_record());
+                valid_epoch(epoch, &learner, &valid, &mut session);
+                session.emit(|processor| processor.process_train(LearnerEvent::EndEpoch(epoch)));
+                session.emit(EventProcessorTraining::flush);
+                if let Some(checkpointer) = &mut checkpointer {
+                    checkpointer.checkpoint(&learner, epoch, &components.event_store);
+                }
+                let done = early_stopping
+                    .as_mut()
+                    .is_some_and(|strategy| strategy.should_stop(epoch, &components.event_store));
+                if session.any_rank_stops()? || session.decided_by_rank_0(done)? {
+                    return Ok(());
+                }
+            }
+            Ok(())
+        })();
+        if let Err(error) = outcome {
+            session.fail(&error);
+        }
+        (learner.model(), session.processor)
+    }
+}
+
+/// What a run carries through its epochs.
+struct Session<'a, M: LearnerModel> {
+    group: &'a ProcessGroup,
+    interrupter: Interrupter,
+    processor: SupervisedTrainingEventProcessor<M>,
+}
+
+impl<M: LearnerModel> Session<'_, M> {
+    fn emit<E: Into<TrainingError>>(
+        &mut self,
+        event: impl FnOnce(&mut SupervisedTrainingEventProcessor<M>) -> std::result::Result<(), E>,
+    ) {
+        self.interrupter.fail_on_error(event(&mut self.processor));
+    }
+
+    fn fail(&self, error: &Error) {
+        let failure = WorkerFailure { device_id: self.group.rank(), message: error.to_string() };
+        self.interrupter.fail(TrainingError::Workers(vec![failure]));
+    }
+
+    /// Whether any rank was interrupted or failed; if so, this rank stops too.
+    fn any_rank_stops(&self) -> Result<bool> {
+        let mut stop = [u8::from(self.interrupter.should_stop())];
+        self.group.all_reduce(&mut stop, DType::U8, ReduceOp::Max)?;
+        let stops = stop[0] != 0;
+        if stops && !self.interrupter.should_stop() {
+            self.interrupter.stop(Some("another rank stopped"));
+        }
+        Ok(stops)
+    }
+
+    fn decided_by_rank_0(&self, own: bool) -> Result<bool> {
+        let mut decision = [u8::from(own)];
+        self.group.broadcast(&mut decision, DType::U8, 0)?;
+        Ok(decision[0] != 0)
+    }
+
+    /// Progress over all ranks, from this rank's.
+    fn global(&self, mut progress: Progress) -> Progress {
+        progress.items_processed *= self.group.world_size();
+        progress.items_total *= self.group.world_size();
+        progress
+    }
+}

@@ -1,0 +1,121 @@
+//! What ends a group, the same on every rank.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::transport::Signature;
+
+/// What ended a group. It travels to the other ranks, so that all of them report the same cause.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A rank's connection ended without a goodbye.
+    #[error("rank {rank} is gone ({detail}): it crashed, was killed, or its machine is down; read its log")]
+    PeerLost {
+        /// The rank that is gone.
+        rank: usize,
+        /// What the socket said.
+        detail: String,
+    },
+    /// A rank dropped its group while others went on.
+    #[error(
+        "rank {rank} has left the group; every rank must make the same collective calls, in the same order"
+    )]
+    PeerLeft {
+        /// The rank that left.
+        rank: usize,
+    },
+    /// Not all ranks arrived in time.
+    #[error(
+        "{} did not arrive within {limit:.1?}{}; look there for a rank that waits, is stopped or took another path, \
+         or raise the limit with GroupOptions::with_timeout",
+        Ranks(missing),
+        LastSeen(last)
+    )]
+    Deadline {
+        /// The ranks that did not arrive, or did not finish.
+        missing: Vec<usize>,
+        /// For each of them, the last collective in which it was seen.
+        last: Vec<Option<Signature>>,
+        /// The limit that passed.
+        limit: Duration,
+    },
+    /// Two ranks called different collectives.
+    #[error(
+        "rank {rank} called {call} while rank {peer} called {peer_call}; every rank must make the same collective \
+         calls, in the same order and with the same sizes"
+    )]
+    Mismatch {
+        /// The rank that noticed.
+        rank: usize,
+        /// What it called.
+        call: Signature,
+        /// The rank it differs from.
+        peer: usize,
+        /// What that rank called.
+        peer_call: Signature,
+    },
+    /// A rank ended the group on purpose.
+    #[error("rank {rank} ended the group: {reason}")]
+    Aborted {
+        /// The rank that ended it.
+        rank: usize,
+        /// Its words.
+        reason: String,
+    },
+    /// Bytes that are not of this protocol.
+    #[error(
+        "rank {rank} sent bytes that are no collective of this group ({detail}); all ranks must run one version"
+    )]
+    Protocol {
+        /// The rank whose bytes they are.
+        rank: usize,
+        /// What is wrong with them.
+        detail: String,
+    },
+    /// The operating system refused something that has nothing to do with a peer.
+    #[error("rank {rank} could not {action}: {detail}")]
+    System {
+        /// The rank it happened on.
+        rank: usize,
+        /// What was tried.
+        action: String,
+        /// The operating system's reason.
+        detail: String,
+    },
+}
+
+/// Ranks for a sentence: `rank 2`, or `ranks 2, 3`.
+pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        write!(f, "{} {}", if names.len() == 1 { "rank" } else { "ranks" }, names.join(", "))
+    }
+}
+
+/// Where the missing ranks were last seen, empty when they never were.
+struct LastSeen<'a>(&'a [Option<Signature>]);
+
+impl fmt::Display for LastSeen<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seen: Vec<String> = self.0.iter().flatten().map(ToString::to_string).collect();
+        if seen.is_empty() { Ok(()) } else { write!(f, " (last seen in {})", seen.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_survives_the_wire_format() {
+        let failure =
+            Failure::Deadline { missing: vec![1], last: vec![None], limit: Duration::from_millis(1500) };
+        let json = serde_json::to_vec(&failure).unwrap();
+        assert_eq!(serde_json::from_slice::<Failure>(&json).unwrap(), failure);
+        assert!(failure.to_string().starts_with("rank 1 did not arrive within 1.5s"), "{failure}");
+    }
+}
