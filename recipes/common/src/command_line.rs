@@ -43,9 +43,11 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
 /// A configuration file as arguments.
 fn read_file(file: &Path, command: &Command) -> Result<Vec<OsString>> {
     let what = format!("cannot use the configuration file {}", file.display());
-    let unreadable = |cause: String| RecipeError::usage(&what, cause, "give a JSON file such as a run's config.json");
+    let unreadable =
+        |cause: String| RecipeError::usage(&what, cause, "give a JSON file such as a run's config.json");
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(error.to_string()))?;
-    let keys: Map<String, Value> = serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    let keys: Map<String, Value> =
+        serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
     let mut args = Vec::new();
     for (key, value) in &keys {
         args.extend(argument(key, value, command).map_err(|cause| {

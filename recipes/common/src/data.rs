@@ -37,7 +37,13 @@ impl Images {
     ///
     /// # Errors
     /// Where there are fewer images than ranks, or no whole batch.
-    pub fn train_loader(&self, config: &RunConfig, device: &Device, rank: usize, world_size: usize) -> Result<Loader> {
+    pub fn train_loader(
+        &self,
+        config: &RunConfig,
+        device: &Device,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<Loader> {
         LoaderConfig::new(config.batch_size)
             .with_workers(config.workers)
             .with_seed(config.seed)
@@ -54,7 +60,13 @@ impl Images {
     ///
     /// # Errors
     /// Where there are no test images.
-    pub fn test_loader(&self, config: &RunConfig, device: &Device, rank: usize, world_size: usize) -> Result<Loader> {
+    pub fn test_loader(
+        &self,
+        config: &RunConfig,
+        device: &Device,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<Loader> {
         LoaderConfig::new(config.batch_size)
             .with_workers(config.workers)
             .with_rank(rank)

@@ -24,7 +24,11 @@ use crate::train::Run;
 ///
 /// # Errors
 /// Where an option asks for what is not there, where the ranks do not find each other, and as [`Run::train`].
-pub fn run(recipe: &'static str, options: &TrainOptions, distributed: &DistributedOptions) -> Result<ExitCode> {
+pub fn run(
+    recipe: &'static str,
+    options: &TrainOptions,
+    distributed: &DistributedOptions,
+) -> Result<ExitCode> {
     let environment = Environment::read()
         .map_err(|error| RecipeError { ..RecipeError::group("cannot tell which rank this is", error) })?;
     match environment {

@@ -48,7 +48,9 @@ pub(crate) fn scalar<E: burn::tensor::Element>(
 ) -> Result<E> {
     let data = data.map_err(|error| RecipeError::from_text("the device failed", &error.to_string()))?;
     let value = data.iter::<E>().next();
-    value.ok_or_else(|| RecipeError::failure("the device failed", "a tensor of one value came back empty", "report it"))
+    value.ok_or_else(|| {
+        RecipeError::failure("the device failed", "a tensor of one value came back empty", "report it")
+    })
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -222,7 +222,10 @@ mod tests {
 
     #[test]
     fn the_peak_is_read_in_bytes() {
-        assert_eq!(parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n"), Some(2_097_152));
+        assert_eq!(
+            parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n"),
+            Some(2_097_152)
+        );
         assert_eq!(parse_peak("Name:\tx\n"), None);
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_nccl::WireFormat;
+use burn_nccl::ddp::WireFormat;
 use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, Stem};

@@ -76,7 +76,8 @@ impl Parallel {
         let (gradients, exposed_seconds) = match self {
             Self::Alone => (GradientsParams::from_grads(loss.backward(), model), 0.0),
             Self::Group(ddp) => {
-                let gradients = ddp.backward(loss, model).map_err(|error| RecipeError::group(TRAIN, error))?;
+                let gradients =
+                    ddp.backward(loss, model).map_err(|error| RecipeError::group(TRAIN, error))?;
                 (gradients, ddp.last_exposed_seconds())
             }
         };

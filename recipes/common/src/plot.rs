@@ -31,7 +31,11 @@ impl Curves {
         let mut svg = String::new();
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         self.draw(&root, title).map_err(|error| {
-            RecipeError::failure("cannot draw the loss curve", error.to_string(), "plot metrics.jsonl instead")
+            RecipeError::failure(
+                "cannot draw the loss curve",
+                error.to_string(),
+                "plot metrics.jsonl instead",
+            )
         })?;
         drop(root);
         Ok(svg)
@@ -131,7 +135,9 @@ mod tests {
             accuracy: vec![(25, 0.8), (50, 0.97)],
         };
         let svg = curves.svg("ResNet-50 <on> digits").unwrap();
-        for text in ["training loss, smoothed", "test accuracy", "step", "100 %", "ResNet-50 &lt;on&gt; digits"] {
+        for text in
+            ["training loss, smoothed", "test accuracy", "step", "100 %", "ResNet-50 &lt;on&gt; digits"]
+        {
             assert!(svg.contains(text), "{text}");
         }
         assert_eq!(svg.matches("<circle").count(), 2);

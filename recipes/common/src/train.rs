@@ -17,7 +17,7 @@ use crate::evaluate::{evaluate, scalar};
 use crate::metrics::{Evaluation, StepBreakdown, StepRecord, StepTimes, Summary, peak_memory_bytes};
 use crate::optimizer::sgd;
 use crate::parallel::Parallel;
-use crate::parameters::{parameters_sha256, trainable_parameters};
+use crate::parameters::parameters_sha256;
 use crate::progress::{Plan, Progress};
 use crate::recorder::Recorder;
 use crate::run_folder::RunFolder;
@@ -68,7 +68,9 @@ impl Run {
             }
         }
         match evaluation {
-            Some(evaluation) if trainer.run.parallel.rank() == 0 => trainer.finish(model, evaluation).map(Some),
+            Some(evaluation) if trainer.run.parallel.rank() == 0 => {
+                trainer.finish(model, evaluation).map(Some)
+            }
             _ => Ok(None),
         }
     }
@@ -173,7 +175,12 @@ impl Trainer {
     }
 
     /// Forward, backward, optimizer.
-    fn step(&mut self, epoch: usize, batch: Batch, model: ResNet) -> Result<(ResNet, StepBreakdown, InFlight)> {
+    fn step(
+        &mut self,
+        epoch: usize,
+        batch: Batch,
+        model: ResNet,
+    ) -> Result<(ResNet, StepBreakdown, InFlight)> {
         let lr = self.schedule.rate(self.steps);
         let started = Instant::now();
         let forward_model = self.run.parallel.forward_model(&model)?;
@@ -243,7 +250,8 @@ impl Trainer {
 
     /// Classifies the test images.
     fn test(&mut self, epoch: usize, model: &ResNet) -> Result<Evaluation> {
-        let evaluation = evaluate(&model.valid(), &self.run.test, &self.run.device.device, &self.run.parallel)?;
+        let evaluation =
+            evaluate(&model.valid(), &self.run.test, &self.run.device.device, &self.run.parallel)?;
         let step = self.steps;
         if self.run.parallel.rank() == 0 {
             self.recorder()?.evaluation(step, &evaluation)?;
@@ -263,7 +271,6 @@ impl Trainer {
 
     /// Saves the results.
     fn finish(mut self, model: ResNet, evaluation: Evaluation) -> Result<Summary> {
-        let parameters = trainable_parameters(&model);
         let model = model.valid();
         let title = format!("{}: {:.2}% test accuracy", self.title(), evaluation.accuracy() * 100.0);
         let run = &self.run;
@@ -273,7 +280,7 @@ impl Trainer {
             device: run.device.name.clone(),
             world_size: run.parallel.world_size(),
             model: run.config.model.to_string(),
-            parameters,
+            parameters: model.parameters_count(),
             steps: self.steps,
             epochs: self.epochs_completed,
             images_per_second: self.times.images_per_second(self.global_batch_size()),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use burn::train::Interrupter;
 use burn::train::logger::TrainingProgressLogger;
 use burn::train::metric::{
-    MetricAttributes, MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry, SerializedEntry,
+    MetricAttributes, MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry,
+    SerializedEntry,
 };
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use burn::train::renderer::{MetricState, MetricsRenderer, MetricsRendererTraining};
@@ -52,9 +53,11 @@ impl Progress for Dashboard {
 
     fn step(&mut self, record: &StepRecord) {
         let Some(renderer) = &mut self.renderer else { return };
-        for (name, value) in
-            [("Loss", record.loss), ("Learning rate", record.lr), ("Images per second", record.images_per_second)]
-        {
+        for (name, value) in [
+            ("Loss", record.loss),
+            ("Learning rate", record.lr),
+            ("Images per second", record.images_per_second),
+        ] {
             renderer.update_train(state(name, value));
         }
         renderer.update_split(record.step - (record.epoch - 1) * self.steps_per_epoch);
