@@ -1,4 +1,65 @@
-//! Distributed data-parallel training for Burn.
+//! Distributed data-parallel training for [Burn](https://burn.dev): process groups, collectives on tensors, and a
+//! `DistributedDataParallel` whose gradient all-reduce overlaps the backward pass.
+//!
+//! # A training loop on many processes
+//!
+//! Five lines turn a loop for one device into one for many. Started alone, the program below is a group of one;
+//! started by `burnrun --nproc-per-node 4 -- ./train` (or `torchrun --no-python`, `mpirun`, `srun`) it is four ranks
+//! that train one model.
+//!
+//! ```
+//! # #[cfg(feature = "flex")]
+//! # fn main() -> Result<(), burn_nccl::Error> {
+//! use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
+//! use burn_nccl::{DdpConfig, DistributedDataParallel, ProcessGroup};
+//!
+//! let device = Device::flex().autodiff();
+//! let group = ProcessGroup::from_environment()?;                                                  // 1: join the others
+//! device.seed(7 + group.rank() as u64);                                                           // 2: other data on each rank
+//! let model = LinearConfig::new(4, 1).init(&device);
+//! let (mut ddp, mut model) = DistributedDataParallel::new(model, &group, &DdpConfig::new())?;     // 3: same model on all
+//! let mut optimizer = SgdConfig::new().init();
+//! for _step in 0..3 {
+//!     let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+//!     let loss = ddp.hook(&model)?.forward(batch).powi_scalar(2).mean();                          // 4: was model.forward
+//!     let gradients = ddp.backward(&loss, &model)?;                                               // 5: was loss.backward
+//!     model = optimizer.step(0.1, model, gradients);
+//! }
+//! # assert_eq!(group.world_size(), 1);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "flex"))]
+//! # fn main() {}
+//! ```
+//!
+//! Each rank must see other data: give its loader every `world_size`-th sample, starting at `rank`. Save on one rank
+//! (`group.rank() == 0`), after [`sync_buffers`](DistributedDataParallel::sync_buffers).
+//!
+//! With burn-train (feature `train`), `DdpStrategy` does the same inside Burn's learner.
+//!
+//! # The parts
+//!
+//! - [`ProcessGroup`]: rank, world size, and collectives on byte buffers, with a deadline on every wait.
+//! - [`functions`]: the same on tensors, differentiable.
+//! - [`ddp`]: buckets, gradient hooks, the reducer, uneven inputs, and the burn-train strategy.
+//! - [`launch`]: starts ranks, watches them and ends them together; the command `burnrun`.
+//! - [`rendezvous`] and [`transport`]: how ranks find each other, and how bytes move.
+//!
+//! # "Backend decorator"
+//!
+//! In Burn 0.22 the set of backends under `Tensor<D>` is closed, so no outside type can wrap a backend and be reached
+//! from a module. The sanctioned form of a decorator is a backend extension: [`CollectiveBackend`] adds the collective
+//! operations to every backend it is implemented for, and its implementation for `Autodiff` stacks on the others.
+//!
+//! # Features
+//!
+//! `flex`, `ndarray` and `cuda` name the backends whose tensors can take part; none is on by default, and each must be
+//! on here as well as in `burn`. `train` adds `DdpStrategy`.
+//!
+//! # Errors
+//!
+//! A failure of one rank ends the group on all ranks: each returns an [`Error`] that names the rank, the collective
+//! and the remedy. Nothing waits for ever.
 // burn-ndarray is deprecated as a whole since Burn 0.22 and stays supported here; the backend-extension macro names its
 // type in every generated impl, so there is no single place to allow it.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
@@ -21,7 +82,7 @@ pub use ddp::{DdpConfig, DistributedDataParallel};
 pub use deadline::Deadline;
 pub use error::{Error, Result};
 pub use failure::Failure;
-pub use group::{GroupId, GroupOptions, ProcessGroup, Work};
+pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{GradientHook, GradientSink, gradient_hook};
 pub use ops::{BucketSlot, Call, CollectiveBackend};
 pub use rendezvous::Environment;

@@ -233,18 +233,6 @@ fn every_rank_leaves_the_barrier_only_after_all_have_come() {
 }
 
 #[test]
-fn a_group_is_found_by_its_id_as_long_as_a_handle_lives() {
-    let group = ProcessGroup::single();
-    let id = group.id();
-    assert_ne!(id, ProcessGroup::single().id());
-    let clone = ProcessGroup::from_id(id).unwrap();
-    drop(group);
-    assert_eq!(ProcessGroup::from_id(id).unwrap().rank(), 0);
-    drop(clone);
-    assert!(ProcessGroup::from_id(id).is_none());
-}
-
-#[test]
 fn arguments_that_cannot_be_meant_are_refused_before_anything_is_sent() {
     on_ranks(2, |group| {
         let mut seven = [0; 7];

@@ -211,7 +211,7 @@ fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
 
 #[test]
 fn ranks_that_end_by_themselves_after_a_failure_are_not_signalled() {
-    let script = "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.2; echo peer 1 is gone >&2; exit 4";
+    let script = "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.05; echo peer 1 is gone >&2; exit 4";
     let output = run(&["--nproc-per-node", "2"], script);
     assert_eq!(output.status.code(), Some(3));
     let stderr = text(&output.stderr);
@@ -235,7 +235,7 @@ fn the_smallest_timestamp_of_the_error_files_is_the_first_cause() {
     // Rank 0 fails first and ends last.
     let script = r#"
         report() { printf '{"message": "%s", "timestamp": %s}' "$1" "$2" > "$BURN_NCCL_ERROR_FILE"; }
-        if [ $RANK = 0 ]; then report 'disk is full' 1000.25; sleep 0.2; exit 5; fi
+        if [ $RANK = 0 ]; then report 'disk is full' 1000.25; sleep 0.05; exit 5; fi
         report 'lost peer 0' 1000.5; exit 6"#;
     let output = run(&["--nproc-per-node", "2"], script);
     assert_eq!(output.status.code(), Some(5));
@@ -278,6 +278,20 @@ fn signals_are_passed_on_and_become_the_exit_code() {
         let expected = [format!("[rank 0] got {name}"), format!("[rank 1] got {name}")];
         assert_eq!(sorted_lines(&output.stdout), expected);
     }
+}
+
+#[test]
+fn a_signal_that_reaches_the_ranks_first_is_still_the_cause() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!("echo $$ > {}/$RANK; exec sleep 60", folder.path().display());
+    let child = burnrun(&["--nproc-per-node", "2"], &script).spawn().expect("burnrun starts");
+    let launcher = Pid::from_raw(child.id() as i32);
+    for pid in [pids(folder.path(), 2)[0], launcher] {
+        kill(pid, Signal::SIGTERM).expect("signalled");
+    }
+    let output = finish(child);
+    assert_eq!(output.status.code(), Some(143));
+    assert_eq!(text(&output.stderr), "error: the job was ended by SIGTERM\n");
 }
 
 #[test]

@@ -146,6 +146,22 @@ pub enum DataError {
         reason: String,
     },
 
+    /// A dataset gave an image whose pixels do not fill its shape.
+    #[error(
+        "an image of shape {channels}x{height}x{width} has {found} pixel values: the dataset must give exactly \
+         channels * height * width of them, at least 1"
+    )]
+    InvalidImage {
+        /// Channels of the image.
+        channels: usize,
+        /// Height of the image in pixels.
+        height: usize,
+        /// Width of the image in pixels.
+        width: usize,
+        /// Pixel values that it has.
+        found: usize,
+    },
+
     /// The dataset has no images.
     #[error("the dataset is empty: a loader needs at least one image")]
     EmptyDataset,

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     Cifar, DataError, ImageDataset, ImageFolder, Normalization, Pipeline, Split, Transform, load_cifar,
     load_digits,
 };
 
-/// Where the images come from: `digits`, `cifar10:PATH`, `cifar100:PATH` or `folder:PATH`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// Where the images come from: `digits`, `cifar10:PATH`, `cifar100:PATH` or `folder:PATH`, which is also
+/// how it is saved in a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum DataSource {
     /// The bundled digits.
     #[default]
@@ -115,6 +119,20 @@ impl FromStr for DataSource {
     }
 }
 
+impl TryFrom<String> for DataSource {
+    type Error = DataError;
+
+    fn try_from(text: String) -> Result<Self, DataError> {
+        text.parse()
+    }
+}
+
+impl From<DataSource> for String {
+    fn from(source: DataSource) -> Self {
+        source.to_string()
+    }
+}
+
 impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -129,12 +147,52 @@ impl fmt::Display for DataSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Image, SampleKey, Scratch};
+
+    fn transformed(pipeline: &Pipeline, image: &Image) -> ([usize; 3], Vec<f32>) {
+        let (key, mut out) = (SampleKey { seed: 1, epoch: 0, index: 0 }, Vec::new());
+        pipeline.validate().unwrap();
+        let shape = pipeline.apply(image, key, &mut Scratch::default(), &mut out).unwrap();
+        (shape, out)
+    }
+
+    #[test]
+    fn every_source_is_brought_to_square_rgb_for_training_and_evaluation() {
+        for text in ["digits", "cifar10:x", "cifar100:x", "folder:x"] {
+            let source: DataSource = text.parse().unwrap();
+            for (channels, height, width) in [(1, 8, 8), (3, 32, 32), (3, 75, 40)] {
+                let pixels = vec![9; channels * height * width];
+                let image = Image { pixels, channels, height, width, label: 0 };
+                for size in [8, 32, 65] {
+                    for pipeline in [source.train_transforms(size), source.eval_transforms(size)] {
+                        assert_eq!(transformed(&pipeline, &image).0, [3, size, size], "{text}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn normalised_training_digits_have_mean_zero_and_spread_one() {
+        let data = DataSource::Digits.load(Split::Train).unwrap();
+        let pipeline = DataSource::Digits.eval_transforms(8);
+        let values: Vec<f64> = (0..data.len())
+            .flat_map(|index| transformed(&pipeline, &data.get(index).unwrap()).1)
+            .map(f64::from)
+            .collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64;
+        assert!(mean.abs() < 1e-3 && (variance.sqrt() - 1.0).abs() < 1e-3, "{mean} {variance}");
+    }
 
     #[test]
     fn every_form_is_parsed_and_printed_back() {
         for text in ["digits", "cifar10:/data/c10", "cifar100:c100", "folder:/a:b/c"] {
             assert_eq!(text.parse::<DataSource>().unwrap().to_string(), text);
         }
+        let json = serde_json::to_string(&DataSource::Folder("/x".into())).unwrap();
+        assert_eq!(json, r#""folder:/x""#);
+        assert_eq!(serde_json::from_str::<DataSource>(&json).unwrap(), DataSource::Folder("/x".into()));
         assert_eq!("folder:/a:b".parse::<DataSource>().unwrap(), DataSource::Folder("/a:b".into()));
     }
 

@@ -77,8 +77,8 @@ fn init(config: LoaderConfig, data: Arc<dyn ImageDataset>) -> Loader {
 type Content = (Vec<usize>, [usize; 4], Vec<f32>, Vec<i64>);
 
 fn content(batch: &Batch) -> Content {
-    let values = batch.images.to_data().convert::<f32>().to_vec().unwrap();
-    let labels = batch.labels.to_data().convert::<i64>().to_vec().unwrap();
+    let values = batch.images.to_data().convert::<f32>().try_to_vec().unwrap();
+    let labels = batch.labels.to_data().convert::<i64>().try_to_vec().unwrap();
     (batch.indices.clone(), batch.images.dims(), values, labels)
 }
 

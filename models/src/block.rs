@@ -5,6 +5,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 
 use crate::norm::Norm;
+use crate::pointwise::convolve;
 use crate::{NormConfig, ResNetConfig};
 
 /// A residual block: two 3x3 convolutions (ResNet-18 and 34), or 1x1, 3x3, 1x1 (the bottleneck of 50, 101, 152).
@@ -109,52 +110,4 @@ pub(crate) fn conv(
         .with_bias(false)
         .with_initializer(Initializer::KaimingNormal { gain: std::f64::consts::SQRT_2, fan_out_only: true })
         .init(device)
-}
-
-/// `conv.forward(input)`; on a device with autodiff a 1x1 convolution of stride 1 is one matrix product,
-/// `[channels_out, channels_in] x [channels_in, batch * height * width]`.
-///
-/// Burn forms the gradient of a convolution's weight as a convolution with one batch entry for each input channel. For
-/// a 1x1 kernel each of those is a matrix-vector product that reads the whole output gradient, which on CPUs made a
-/// training step of ResNet-50 on small images 1.7 times slower. Inference keeps the convolution, which exports to ONNX
-/// as such.
-fn convolve(conv: &Conv2d, input: Tensor<4>) -> Tensor<4> {
-    let pointwise = conv.kernel_size == [1, 1] && conv.stride == [1, 1] && conv.bias.is_none();
-    if !pointwise || !input.device().is_autodiff() {
-        return conv.forward(input);
-    }
-    let [batch, channels_in, height, width] = input.dims();
-    let weight = conv.weight.val();
-    let [channels_out, ..] = weight.dims();
-    let columns = input.swap_dims(0, 1).reshape([channels_in, batch * height * width]);
-    let output = weight.reshape([channels_out, channels_in]).matmul(columns);
-    output.reshape([channels_out, batch, height, width]).swap_dims(0, 1)
-}
-
-#[cfg(all(test, feature = "flex"))]
-mod tests {
-    use burn::tensor::{Distribution, TensorData, Tolerance};
-
-    use super::*;
-
-    /// Output, and gradients of input and weight, of `convolve` or of Burn's own forward.
-    fn differentiated(own: bool) -> [TensorData; 3] {
-        let device = Device::flex().autodiff();
-        device.seed(3);
-        let conv = conv(5, 7, 1, 1, &device);
-        let input = Tensor::<4>::random([2, 5, 3, 4], Distribution::Default, &device).require_grad();
-        let output = if own { convolve(&conv, input.clone()) } else { conv.forward(input.clone()) };
-        let weights = Tensor::random(output.dims(), Distribution::Default, &device);
-        let gradients = (output.clone() * weights).sum().backward();
-        let of_input = input.grad(&gradients).unwrap();
-        let of_weight = conv.weight.val().grad(&gradients).unwrap();
-        [output.into_data(), of_input.into_data(), of_weight.into_data()]
-    }
-
-    #[test]
-    fn the_matrix_product_is_the_convolution_with_its_gradients() {
-        for (own, burn) in differentiated(true).iter().zip(differentiated(false)) {
-            own.assert_approx_eq::<f32>(&burn, Tolerance::default());
-        }
-    }
 }

@@ -31,6 +31,7 @@ mod block;
 mod config;
 mod error;
 mod norm;
+mod pointwise;
 mod resnet;
 
 pub use block::Block;

@@ -116,6 +116,7 @@ fn assert_logits_agree(what: &str, logits: Tensor<2>, expected: &[Vec<f64>]) {
     let difference = logits.iter().zip(&expected).fold(0.0_f64, |d, (a, b)| d.max((*a as f64 - b).abs()));
     let relative = difference / largest;
     println!("{what}: relative difference {relative:.1e}");
+    // Of this, PyTorch itself reaches 5e-5 in f32 for ResNet-50 in training: two images make few values per channel.
     assert!(relative < 1e-4, "{what}: logits differ by {relative:e} of the largest, {largest}");
 }
 

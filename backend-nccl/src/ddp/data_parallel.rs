@@ -166,7 +166,7 @@ impl DistributedDataParallel {
             return Ok(None);
         }
         self.reducer.begin_reduction(self.divisor(active))?;
-        let reduced = self.reducer.finish()?;
+        let reduced = self.reducer.finish_shadow()?;
         Ok(Some(gradients(model, &self.reducer, &reduced)))
     }
 

@@ -29,6 +29,18 @@ enum Phase {
     Reduce,
 }
 
+/// How a rank takes part in a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Active,
+    Shadow,
+}
+
+/// What a rank says about each parameter when ranks agree on which were used.
+const UNUSED: u8 = 0;
+const USED: u8 = 1;
+const NO_SAY: u8 = 2;
+
 /// Gradients of one step after reduction.
 pub(crate) struct Reduced {
     pub(crate) buckets: Vec<Arc<Bytes>>,
@@ -162,6 +174,15 @@ impl Reducer {
 
     /// Launches what the backward pass left over, waits for all buckets and agrees on which parameters were used.
     pub(crate) fn finish(&self) -> Result<Reduced> {
+        self.finish_as(Role::Active)
+    }
+
+    /// As [`finish`](Self::finish) on a rank without data: it contributes zeros and has no say in what was used.
+    pub(crate) fn finish_shadow(&self) -> Result<Reduced> {
+        self.finish_as(Role::Shadow)
+    }
+
+    fn finish_as(&self, role: Role) -> Result<Reduced> {
         let mut state = self.lock();
         state.phase = Phase::Idle;
         if let Some(error) = state.error.take() {
@@ -180,7 +201,7 @@ impl Reducer {
         }
         let buckets = state.handed_out.iter().flatten().cloned().collect();
         drop(state);
-        Ok(Reduced { buckets, used: self.agree_on_used(&filled)? })
+        Ok(Reduced { buckets, used: self.agree_on_used(&filled, role)? })
     }
 
     /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches
@@ -244,20 +265,22 @@ impl Reducer {
 
     /// Exchanges which parameters had a gradient. Every rank does so in every step, so that an unused parameter is
     /// an error on all ranks in the step where it happens, not a wrong sum or a hang in a later one.
-    fn agree_on_used(&self, filled: &[bool]) -> Result<Vec<bool>> {
-        let own: Vec<u8> = filled.iter().map(|&filled| u8::from(filled)).collect();
+    fn agree_on_used(&self, filled: &[bool], role: Role) -> Result<Vec<bool>> {
+        let own: Vec<u8> = match role {
+            Role::Active => filled.iter().map(|&filled| if filled { USED } else { UNUSED }).collect(),
+            Role::Shadow => vec![NO_SAY; filled.len()],
+        };
         let mut all = vec![0; own.len() * self.group.world_size()];
         self.group.all_gather(&own, &mut all, DType::U8)?;
         if own.is_empty() {
             return Ok(Vec::new());
         }
         let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
-        let used_by = |parameter: usize| by_rank.iter().filter(|used| used[parameter] != 0).count();
-        let unused = (0..own.len()).find(|&parameter| used_by(parameter) < by_rank.len());
-        if self.unused_parameters == UnusedParameters::Refuse && unused.is_some() {
+        if self.unused_parameters == UnusedParameters::Refuse && all.contains(&UNUSED) {
             return Err(Error::UnusedParameters { details: self.describe_unused(&by_rank) });
         }
-        Ok((0..own.len()).map(|parameter| used_by(parameter) > 0).collect())
+        let used = |parameter: usize| by_rank.iter().any(|rank| rank[parameter] == USED);
+        Ok((0..own.len()).map(used).collect())
     }
 
     fn describe_unused(&self, by_rank: &[&[u8]]) -> String {
@@ -266,7 +289,7 @@ impl Reducer {
                 .names
                 .iter()
                 .zip(by_rank[rank])
-                .filter(|(_, used)| **used == 0)
+                .filter(|(_, used)| **used == UNUSED)
                 .map(|(name, _)| name.as_str())
                 .collect();
             (!names.is_empty()).then(|| format!("rank {rank}: {}", names.join(", ")))

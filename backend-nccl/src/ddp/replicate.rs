@@ -1,6 +1,9 @@
 //! Equal models on all ranks: the check that they can be equal, and the broadcast that makes them so.
 
-use burn::module::{Module, ModuleMapper, Param};
+use std::any::Any;
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
@@ -101,7 +104,7 @@ pub(crate) enum Covered {
 pub(crate) fn broadcast<M: Module>(module: M, covered: Covered, group: &ProcessGroup) -> Result<M> {
     // Running statistics are kept one update behind; `valid` brings the shared state up to date.
     drop(module.valid());
-    let mut mapper = Broadcast { group, covered, outcome: Ok(()) };
+    let mut mapper = Broadcast { group, covered, tied: HashMap::new(), outcome: Ok(()) };
     let module = module.map(&mut mapper);
     mapper.outcome.map(|()| module)
 }
@@ -109,6 +112,8 @@ pub(crate) fn broadcast<M: Module>(module: M, covered: Covered, group: &ProcessG
 struct Broadcast<'a> {
     group: &'a ProcessGroup,
     covered: Covered,
+    /// The value of every parameter so far: tied weights stay one tensor, and travel once.
+    tied: HashMap<ParamId, Box<dyn Any>>,
     outcome: Result<()>,
 }
 
@@ -131,13 +136,16 @@ impl ModuleMapper for Broadcast<'_> {
         if self.covered == Covered::Buffers && requires_grad {
             return param;
         }
-        let (device, dtype) = (tensor.device(), tensor.dtype());
-        match self.receive(tensor.into_data()) {
-            Some(data) => {
-                param.map(|_| Tensor::from_data(data, (&device, dtype)).set_require_grad(requires_grad))
-            }
-            None => param,
+        let known = self.tied.get(&param.id).and_then(|tensor| tensor.downcast_ref::<Tensor<D>>());
+        if let Some(tensor) = known.cloned() {
+            return param.map(|_| tensor);
         }
+        let (device, dtype) = (tensor.device(), tensor.dtype());
+        let received = self.receive(tensor.clone().into_data());
+        let tensor = received
+            .map_or(tensor, |data| Tensor::from_data(data, (&device, dtype)).set_require_grad(requires_grad));
+        self.tied.insert(param.id, Box::new(tensor.clone()));
+        param.map(|_| tensor)
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {

@@ -1,33 +1,31 @@
 //! The process group: who takes part, in which order collectives run, and what ends them.
 
+mod core;
 mod options;
 mod order;
-mod registry;
 mod work;
+mod worker;
 
 use std::{
     net::{Ipv4Addr, TcpListener},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{Receiver, Sender, channel},
-    },
-    thread::JoinHandle,
-    time::Instant,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
-use order::Order;
+use self::{
+    core::{AbortOnPanic, Core, failed},
+    order::Order,
+    worker::Worker,
+};
 
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
-pub use registry::GroupId;
 pub use work::Work;
 
 use crate::{
     Error, Result,
     deadline::Deadline,
-    failure::Failure,
     rendezvous::{Environment, Identity, Rendezvous, listen},
-    transport::{Call, Collective, DType, OpKind, ReduceOp, Signature, Single, Transport, tcp},
+    transport::{Call, Collective, DType, OpKind, ReduceOp, Single, Transport, tcp},
 };
 
 /// The most that [`ProcessGroup::all_gather_bytes`] may collect, in bytes.
@@ -47,32 +45,11 @@ pub struct ProcessGroup {
 
 #[derive(Debug)]
 struct Inner {
-    id: GroupId,
     local_rank: usize,
     local_world_size: usize,
     core: Arc<Core>,
     /// Started by the first asynchronous call.
     worker: Mutex<Option<Worker>>,
-}
-
-/// What a collective needs. The communication thread holds it while it has work.
-#[derive(Debug)]
-struct Core {
-    rank: usize,
-    world_size: usize,
-    options: GroupOptions,
-    order: Order,
-    transport: Box<dyn Transport>,
-}
-
-type Job = Box<dyn FnOnce(&Core) + Send>;
-
-/// The communication thread.
-#[derive(Debug)]
-struct Worker {
-    jobs: Sender<Job>,
-    pending: Arc<AtomicUsize>,
-    thread: JoinHandle<()>,
 }
 
 impl ProcessGroup {
@@ -164,15 +141,12 @@ impl ProcessGroup {
     fn new(transport: Box<dyn Transport>, place: Place, options: GroupOptions) -> Self {
         let core =
             Core { rank: place.rank, world_size: place.world_size, options, order: Order::new(), transport };
-        let id = GroupId::next();
         let inner = Arc::new(Inner {
-            id,
             local_rank: place.local_rank,
             local_world_size: place.local_world_size,
             core: Arc::new(core),
             worker: Mutex::new(None),
         });
-        id.register(Arc::downgrade(&inner));
         Self { inner }
     }
 
@@ -204,16 +178,6 @@ impl ProcessGroup {
     /// The settings it was made with.
     pub fn options(&self) -> &GroupOptions {
         &self.inner.core.options
-    }
-
-    /// The number by which [`from_id`](Self::from_id) finds this group in this process.
-    pub fn id(&self) -> GroupId {
-        self.inner.id
-    }
-
-    /// The group with this number, if any handle of it is left.
-    pub fn from_id(id: GroupId) -> Option<Self> {
-        id.find().map(|inner| Self { inner })
     }
 
     /// Reduces `buffer` over all ranks in place; the result has the same bits on every rank, and for every way
@@ -324,14 +288,14 @@ impl ProcessGroup {
             .and_then(|()| check_whole(OpKind::AllReduce, buffer.as_mut().len(), dtype))
             .err();
         if let Some(error) = invalid {
-            completion.complete(Err(error), std::time::Duration::ZERO);
+            completion.complete(Err(error), Duration::ZERO);
             return work;
         }
         let mut worker = self.inner.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        let worker = match start_once(&mut worker, &self.inner.core) {
+        let worker = match Worker::start_once(&mut worker, &self.inner.core) {
             Ok(worker) => worker,
             Err(error) => {
-                completion.complete(Err(error), std::time::Duration::ZERO);
+                completion.complete(Err(error), Duration::ZERO);
                 return work;
             }
         };
@@ -378,103 +342,16 @@ impl Place {
     const ALONE: Self = Self { rank: 0, world_size: 1, local_rank: 0, local_world_size: 1 };
 }
 
-impl Core {
-    fn run(&self, collective: Collective<'_>) -> Result<()> {
-        let sequence = self.order.take(1, |sequence| sequence);
-        let _turn = self.order.wait(sequence, 1);
-        self.execute(sequence, collective)
-    }
-
-    fn execute(&self, sequence: u64, collective: Collective<'_>) -> Result<()> {
-        let _abort = AbortOnPanic(self);
-        let deadline = Deadline::after(self.options.timeout);
-        let signature = collective.signature(sequence);
-        let call = Call { sequence, deadline, check: self.options.check };
-        self.transport
-            .execute(call, collective)
-            .map_err(|failure| failed(self.rank, self.world_size, signature, deadline.elapsed(), failure))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.transport.abort(Failure::Aborted { rank: self.rank, reason: reason.to_owned() });
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.transport.close();
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.id.unregister();
         if std::thread::panicking() {
             self.core.abort("it panicked, read its log for the message");
         }
         let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Worker { jobs, pending, thread }) = worker.take() {
-            drop(jobs);
-            // Work that nobody waits for goes on alone under its deadline; dropping a group does not wait for peers.
-            // The thread itself may hold the last handle, in a buffer, and must not wait for itself.
-            if pending.load(Ordering::Acquire) == 0 && thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
+        if let Some(worker) = worker.take() {
+            worker.finish();
         }
     }
-}
-
-/// The other ranks wait for a collective that a panic leaves half done.
-struct AbortOnPanic<'a>(&'a Core);
-
-impl Drop for AbortOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.abort("it panicked in a collective, read its log for the message");
-        }
-    }
-}
-
-impl Worker {
-    fn start(core: Arc<Core>) -> Result<Self> {
-        let (jobs, queue): (Sender<Job>, Receiver<Job>) = channel();
-        let pending = Arc::new(AtomicUsize::new(0));
-        let left = pending.clone();
-        let serve = move || {
-            for job in queue {
-                // A panic comes from the buffer's `as_mut`; it has ended the group, and later jobs must hear of it.
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&core)));
-                left.fetch_sub(1, Ordering::AcqRel);
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("burn-nccl-comm".into())
-            .spawn(serve)
-            .map_err(|error| Error::CommunicationThread { reason: error.to_string() })?;
-        Ok(Self { jobs, pending, thread })
-    }
-
-    fn submit(&self, job: Job) {
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        self.jobs.send(job).expect("the communication thread lives as long as its queue");
-    }
-}
-
-fn start_once<'a>(worker: &'a mut Option<Worker>, core: &Arc<Core>) -> Result<&'a Worker> {
-    match worker {
-        Some(worker) => Ok(worker),
-        None => Ok(worker.insert(Worker::start(core.clone())?)),
-    }
-}
-
-fn failed(
-    rank: usize,
-    world_size: usize,
-    signature: Signature,
-    elapsed: std::time::Duration,
-    failure: Failure,
-) -> Error {
-    Error::Collective { op: signature.kind, sequence: signature.sequence, rank, world_size, elapsed, failure }
 }
 
 fn check_reduction(op: ReduceOp, dtype: DType) -> Result<()> {

@@ -3,28 +3,24 @@ use nix::{
     errno::Errno,
     libc,
     sys::{
-        signal::{SigSet, SigmaskHow},
+        signal::{SigSet, SigmaskHow, Signal, kill},
         wait::waitpid,
     },
     unistd::{ForkResult, Pid, fork},
 };
 use std::{
-    io::{self, PipeReader, PipeWriter, Write},
+    io::{self, PipeReader, PipeWriter},
     os::fd::{AsRawFd, RawFd},
 };
-
-/// The record that ends the guard without a kill; no process has this number.
-const DISMISS: i32 = 0;
 
 /// A small process that outlives the launcher by a moment, to kill what the launcher can no longer kill.
 ///
 /// It reads a pipe whose write end only the launcher holds. Each record is the argument of a `kill`: a rank's process
-/// group as a negative number. When the pipe closes without [`DISMISS`], the launcher has died, whatever killed it,
-/// and the guard sends `SIGKILL` to all it has read. `PR_SET_PDEATHSIG` alone would reach the ranks but not what
-/// they have started.
+/// group as a negative number. When the pipe closes, the launcher has died, whatever killed it, and the guard sends
+/// `SIGKILL` to all it has read. `PR_SET_PDEATHSIG` alone would reach the ranks but not what they have started.
 ///
-/// A group's number cannot pass to strangers in between: the launcher reaps no rank before it dismisses the guard, and
-/// a group with a living member keeps its number.
+/// A group's number cannot pass to strangers while the guard may use it: the launcher ends the guard before it
+/// reaps a rank, and a group with a living member keeps its number.
 pub(super) struct Guard {
     pid: Pid,
     pipe: PipeWriter,
@@ -62,10 +58,10 @@ impl Guard {
 }
 
 impl Drop for Guard {
-    /// Dismisses the guard: the launcher has ended its ranks itself.
+    /// Ends the guard before its pipe closes: the launcher has ended its ranks itself.
     fn drop(&mut self) {
-        // If the guard is gone already there is nobody to dismiss.
-        let _ = self.pipe.write_all(&DISMISS.to_ne_bytes());
+        // Fails only if the guard is gone already.
+        let _ = kill(self.pid, Signal::SIGKILL);
         while waitpid(self.pid, None) == Err(Errno::EINTR) {}
     }
 }
@@ -89,8 +85,6 @@ fn stand_guard(reader: &PipeReader, writer: RawFd, targets: &mut [i32]) -> ! {
         // SAFETY: `record` is valid for its length.
         let read = unsafe { libc::read(reader, record.as_mut_ptr().cast(), record.len()) };
         match (read, i32::from_ne_bytes(record)) {
-            // SAFETY: `_exit` runs none of the launcher's exit handlers.
-            (4, DISMISS) => unsafe { libc::_exit(0) },
             (4, target) => {
                 if let Some(slot) = targets.get_mut(count) {
                     *slot = target;
@@ -105,7 +99,7 @@ fn stand_guard(reader: &PipeReader, writer: RawFd, targets: &mut [i32]) -> ! {
         // SAFETY: signals the process groups which the launcher made, see `Guard`.
         unsafe { libc::kill(*target, libc::SIGKILL) };
     }
-    // SAFETY: as above.
+    // SAFETY: `_exit` runs none of the launcher's exit handlers.
     unsafe { libc::_exit(0) }
 }
 

@@ -47,7 +47,8 @@
 //!   left its rank's process group of its own accord, as daemons do.
 //!
 //! Each rank is the leader of a process group of its own, so that a signal reaches what the rank has started and
-//! nothing that it has not.
+//! nothing that it has not. So Ctrl-Z stops the launcher alone, and the ranks train on until it is continued or
+//! killed.
 
 mod config;
 mod cores;

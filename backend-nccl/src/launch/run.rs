@@ -12,6 +12,7 @@ use super::{
     spawn::RankProcess,
     watch::watch,
 };
+use nix::sys::signal::Signal;
 use std::{
     fs::{self, DirBuilder},
     os::unix::fs::DirBuilderExt,
@@ -31,27 +32,21 @@ pub fn run(config: &LaunchConfig) -> Result<Outcome, LaunchError> {
     let port = MasterPort::reserve(&config.master_addr, config.master_port)?;
     let job = Job { config, port: port.number, run_id: new_run_id(), cores: core_count() };
     let error_folder = ErrorFolder::create(&job.run_id)?;
-    // Declared before the ranks, so dropped after them on every path: they are guarded as long as they live.
-    let guard = Guard::start(config.nproc_per_node)?;
-    run_ranks(&job, &error_folder.path, &guard, &signals)
+    run_ranks(&job, &error_folder.path, &signals)
 }
 
-fn run_ranks(
-    job: &Job,
-    error_folder: &Path,
-    guard: &Guard,
-    signals: &Signals,
-) -> Result<Outcome, LaunchError> {
+fn run_ranks(job: &Job, error_folder: &Path, signals: &Signals) -> Result<Outcome, LaunchError> {
     let config = job.config;
-    let (mut ranks, mut streams) = (Vec::new(), Vec::new());
+    let mut ranks = Ranks { guard: Guard::start(config.nproc_per_node)?, processes: Vec::new() };
+    let mut streams = Vec::new();
     for rank in 0..config.nproc_per_node {
-        let (process, output) = RankProcess::start(job, rank, error_folder, guard)?;
-        ranks.push(process);
+        let (process, output) = RankProcess::start(job, rank, error_folder, &ranks.guard)?;
+        ranks.processes.push(process);
         streams.extend(output);
     }
     let output = Output::start(streams, config.nproc_per_node)?;
-    let interrupted = watch(&mut ranks, signals, config.grace)?;
-    let ended: Vec<_> = ranks.iter().filter_map(end_of).collect();
+    let interrupted = watch(&mut ranks.processes, signals, config.grace)?;
+    let ended: Vec<_> = ranks.processes.iter().filter_map(end_of).collect();
     // Kills what the ranks have left behind, so that nobody holds their pipes open.
     drop(ranks);
     let tails = output.finish(config.grace);
@@ -64,6 +59,20 @@ fn run_ranks(
             config.log_dir.as_ref().map(|folder| folder.join(format!("rank-{}.log", failure.first.rank)));
     }
     Ok(outcome)
+}
+
+/// The ranks that have been started, and their guard. Its fields are dropped in this order, so that the guard is gone
+/// before the first rank is reaped.
+struct Ranks {
+    guard: Guard,
+    processes: Vec<RankProcess>,
+}
+
+impl Drop for Ranks {
+    /// Kills what is left of the ranks, all at once.
+    fn drop(&mut self) {
+        self.processes.iter_mut().for_each(|process| process.signal(Signal::SIGKILL));
+    }
 }
 
 /// What is known of a rank that has ended but for its last lines, which come when its pipes are empty.

@@ -84,6 +84,11 @@ impl RankProcess {
         self.child.id()
     }
 
+    /// Whether the rank has ended otherwise than with exit code 0.
+    pub(super) fn has_failed(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.ending != Ending::Code(0))
+    }
+
     /// Whether the rank shares the launcher's process group, so that the terminal signals both.
     pub(super) fn shares_terminal(&self) -> bool {
         !self.leads_group

@@ -43,18 +43,33 @@ pub(super) fn watch(
     let mut interrupted = None;
     loop {
         ranks.iter_mut().for_each(RankProcess::observe);
-        if ranks.iter().all(|rank| rank.ended.is_some()) {
-            return Ok(interrupted);
-        }
         phase = advance(phase, ranks, grace);
-        let received = signals.wait(time_left(phase)).map_err(LaunchError::system("wait for signals"))?;
-        for signal in received {
-            // After a failure the failure stays the cause, and the signal only makes the ranks end sooner.
-            if phase == Phase::Running {
+        let all_ended = ranks.iter().all(|rank| rank.ended.is_some());
+        // One last look, for a signal that has ended all ranks before it is read here.
+        let limit = if all_ended { Duration::ZERO } else { time_left(phase) };
+        for signal in signals.wait(limit).map_err(LaunchError::system("wait for signals"))? {
+            if is_cause(signal, phase, ranks) {
                 interrupted = Some(signal.signal);
             }
             phase = stop(phase, ranks, signal, grace);
         }
+        if all_ended {
+            return Ok(interrupted);
+        }
+    }
+}
+
+/// Whether a signal to the launcher is what ends the job. After a failure the failure stays the cause, and the signal
+/// only makes the ranks end sooner; but a terminal or a batch system may send the same signal to ranks as well, and
+/// those may be gone before the launcher hears of it.
+fn is_cause(received: Received, phase: Phase, ranks: &[RankProcess]) -> bool {
+    let exit_code = Ending::Signal(received.signal as i32).exit_code();
+    let by_same_signal =
+        |rank: &RankProcess| rank.ended.is_some_and(|ended| ended.ending.exit_code() == exit_code);
+    match phase {
+        Phase::Running => true,
+        Phase::Settling(_) => ranks.iter().filter(|rank| rank.has_failed()).all(by_same_signal),
+        Phase::Stopping { .. } | Phase::Killed(_) => false,
     }
 }
 
@@ -62,10 +77,7 @@ pub(super) fn watch(
 fn advance(phase: Phase, ranks: &mut [RankProcess], grace: Duration) -> Phase {
     let now = Instant::now();
     match phase {
-        Phase::Running => {
-            let failed = |rank: &RankProcess| rank.ended.is_some_and(|ended| ended.ending != Ending::Code(0));
-            if ranks.iter().any(failed) { Phase::Settling(now + SETTLE) } else { phase }
-        }
+        Phase::Running if ranks.iter().any(RankProcess::has_failed) => Phase::Settling(now + SETTLE),
         Phase::Settling(until) if now >= until => {
             ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGTERM));
             Phase::Stopping { since: now, kill_at: now + grace }

@@ -134,15 +134,24 @@ pub(crate) enum Control {
     /// The rank leaves on purpose.
     Goodbye,
     /// The group has ended.
-    Abort(Failure),
+    Abort(Abort),
+}
+
+/// The end of a group as one rank tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Abort {
+    pub(crate) failure: Failure,
+    /// The last collective that the sender had finished. A rank that is still in it, or before it, has all it needs
+    /// to finish too, and reports the failure in the call where it belongs.
+    pub(crate) completed: u64,
 }
 
 impl Control {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let (kind, payload) = match self {
             Self::Goodbye => (1, Vec::new()),
-            Self::Abort(failure) => {
-                (2, serde_json::to_vec(&cut_reason(failure)).expect("a failure is plain data"))
+            Self::Abort(abort) => {
+                (2, serde_json::to_vec(&cut_reason(abort)).expect("a failure is plain data"))
             }
         };
         let mut frame = Vec::with_capacity(CONTROL_BYTES + payload.len());
@@ -173,15 +182,15 @@ impl Control {
 }
 
 /// Keeps free text within what the receiver accepts.
-fn cut_reason(failure: &Failure) -> Failure {
-    let mut failure = failure.clone();
-    if let Failure::Aborted { reason, .. } = &mut failure
+fn cut_reason(abort: &Abort) -> Abort {
+    let mut abort = abort.clone();
+    if let Failure::Aborted { reason, .. } = &mut abort.failure
         && reason.len() > MAX_REASON_BYTES
     {
         reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
         reason.push('…');
     }
-    failure
+    abort
 }
 
 fn number<T: PartialEq>(all: &[T], one: &T) -> u8 {
@@ -226,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_control_frame_is_read_only_when_it_is_complete() {
-        let control = Control::Abort(Failure::PeerLeft { rank: 3 });
+        let control = Control::Abort(Abort { failure: Failure::PeerLeft { rank: 3 }, completed: 9 });
         let frame = control.encode();
         for end in 0..frame.len() {
             assert_eq!(Control::decode(&frame[..end]), Ok(None));
@@ -244,8 +253,9 @@ mod tests {
     #[test]
     fn an_endless_reason_is_cut_to_what_the_receiver_accepts() {
         let reason = "\u{1}ä".repeat(100_000);
-        let frame = Control::Abort(Failure::Aborted { rank: 0, reason }).encode();
+        let abort = Abort { failure: Failure::Aborted { rank: 0, reason }, completed: 0 };
+        let frame = Control::Abort(abort).encode();
         assert!(frame.len() <= CONTROL_BYTES + MAX_CONTROL_PAYLOAD);
-        assert!(matches!(Control::decode(&frame), Ok(Some(Control::Abort(Failure::Aborted { .. })))));
+        assert!(matches!(Control::decode(&frame), Ok(Some(Control::Abort(_)))));
     }
 }

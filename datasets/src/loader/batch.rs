@@ -11,9 +11,9 @@ use crate::{DataError, ImageDataset, Pipeline, SampleKey, Scratch};
 /// Images and labels on a device.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// The transformed images, [batch, channels, height, width].
+    /// The transformed images, `[batch, channels, height, width]`.
     pub images: Tensor<4>,
-    /// The class of each image, [batch].
+    /// The class of each image, `[batch]`.
     pub labels: Tensor<1, Int>,
     /// The index of each image in the dataset.
     pub indices: Vec<usize>,

@@ -57,7 +57,7 @@ impl LoaderConfig {
     /// [`DataError::RankOutOfRange`] and [`DataError::InvalidTransform`];
     /// [`DataError::FewerImagesThanRanks`] unless sampling is exact; [`DataError::NoFullBatch`] when
     /// `drop_last` would leave no batch at all. Each is raised on all ranks or, for a bad rank, on that one.
-    pub fn init(self, dataset: Arc<dyn ImageDataset>, device: &Device) -> Result<Loader, DataError> {
+    pub fn init(&self, dataset: Arc<dyn ImageDataset>, device: &Device) -> Result<Loader, DataError> {
         if self.batch_size == 0 {
             return Err(DataError::ZeroBatchSize);
         }
@@ -77,6 +77,6 @@ impl LoaderConfig {
             return Err(DataError::NoFullBatch { samples, batch_size: self.batch_size });
         }
         let sampler = if self.shuffle { sampler.with_shuffle(self.seed) } else { sampler };
-        Ok(Loader::new(self, dataset, sampler, device.clone()))
+        Ok(Loader::new(self.clone(), dataset, sampler, device.clone()))
     }
 }

@@ -1,15 +1,7 @@
 //! Taking a window of a picture, and mirroring it.
 
 use super::frame::Frame;
-
-/// A window in pixels; `top` and `left` may be negative, and the window may reach over the edges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    pub(super) top: isize,
-    pub(super) left: isize,
-    pub(super) height: usize,
-    pub(super) width: usize,
-}
+use super::window::Window;
 
 /// Copies the window; what lies outside of the source is black.
 pub(super) fn crop(src: &Frame, window: Window, dst: &mut Frame) {
@@ -31,12 +23,6 @@ fn overlap(start: isize, len: usize, size: usize) -> (usize, usize, usize) {
     let from = start.clamp(0, size as isize);
     let to = (start + len as isize).clamp(from, size as isize);
     ((to - from) as usize, from as usize, (from - start) as usize)
-}
-
-/// The window in the middle, as torchvision's `CenterCrop` places it (halves round to even).
-pub(super) fn center(src: &Frame, height: usize, width: usize) -> Window {
-    let offset = |size: usize, len: usize| ((size as f64 - len as f64) / 2.0).round_ties_even() as isize;
-    Window { top: offset(src.height, height), left: offset(src.width, width), height, width }
 }
 
 /// Mirrors left and right.
@@ -61,14 +47,6 @@ mod tests {
         assert_eq!(dst.data, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 6.0, 0.0]);
         crop(&ramp(1, 2, 2), Window { top: 5, left: -7, height: 1, width: 2 }, &mut dst);
         assert_eq!(dst.data, [0.0, 0.0]);
-    }
-
-    #[test]
-    fn the_centre_window_rounds_halves_to_even_as_torchvision_does() {
-        // torchvision: int(round((height - crop) / 2.0)) with Python's round: 0.5 -> 0, 1.5 -> 2.
-        let window = center(&ramp(1, 5, 7), 4, 4);
-        assert_eq!((window.top, window.left), (0, 2));
-        assert_eq!(center(&ramp(1, 2, 2), 4, 4).top, -1);
     }
 
     #[test]

@@ -13,10 +13,15 @@ pub(super) struct Frame {
 
 impl Frame {
     /// Takes over an image's pixels, scaled from 0..=255 to 0..=1.
-    pub(super) fn load(&mut self, image: &Image) {
+    pub(super) fn load(&mut self, image: &Image) -> Result<(), DataError> {
+        let &Image { ref pixels, channels, height, width, .. } = image;
+        if pixels.is_empty() || pixels.len() != channels * height * width {
+            return Err(DataError::InvalidImage { channels, height, width, found: pixels.len() });
+        }
         self.data.clear();
-        self.data.extend(image.pixels.iter().map(|&value| f32::from(value) / 255.0));
-        (self.channels, self.height, self.width) = (image.channels, image.height, image.width);
+        self.data.extend(pixels.iter().map(|&value| f32::from(value) / 255.0));
+        (self.channels, self.height, self.width) = (channels, height, width);
+        Ok(())
     }
 
     /// Becomes a black frame of this shape, keeping its memory.
@@ -41,7 +46,7 @@ impl Frame {
     }
 
     /// Makes three equal planes of one; leaves three as they are.
-    pub(super) fn to_rgb(&mut self) -> Result<(), DataError> {
+    pub(super) fn make_rgb(&mut self) -> Result<(), DataError> {
         match self.channels {
             3 => Ok(()),
             1 => {
@@ -67,15 +72,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_image_whose_pixels_do_not_fill_its_shape_is_refused() {
+        let image = |count, height| Image { pixels: vec![0; count], channels: 1, height, width: 2, label: 0 };
+        let error = Frame::default().load(&image(5, 2)).unwrap_err().to_string();
+        assert!(error.starts_with("an image of shape 1x2x2 has 5 pixel values"), "{error}");
+        assert!(Frame::default().load(&image(0, 0)).is_err());
+        assert!(Frame::default().load(&image(4, 2)).is_ok());
+    }
+
+    #[test]
     fn grey_is_replicated_and_other_channel_counts_are_refused() {
         let mut frame = Frame { data: vec![0.25, 0.5], channels: 1, height: 1, width: 2 };
-        frame.to_rgb().unwrap();
+        frame.make_rgb().unwrap();
         assert_eq!(frame.data, [0.25, 0.5, 0.25, 0.5, 0.25, 0.5]);
         assert_eq!(frame.shape(), [3, 1, 2]);
-        frame.to_rgb().unwrap();
+        frame.make_rgb().unwrap();
         assert_eq!(frame.channels, 3);
         frame.channels = 2;
-        let error = frame.to_rgb().unwrap_err().to_string();
+        let error = frame.make_rgb().unwrap_err().to_string();
         assert_eq!(error, "transform to_rgb cannot take an image of shape 2x1x2: expected 1 or 3 channels");
     }
 }

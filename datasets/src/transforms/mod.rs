@@ -7,6 +7,8 @@ mod normalize;
 mod pipeline;
 mod resample;
 mod transform;
+mod validate;
+mod window;
 
 pub use normalize::Normalization;
 pub use pipeline::{Pipeline, SampleKey, Scratch};

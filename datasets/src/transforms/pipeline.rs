@@ -60,6 +60,7 @@ impl Pipeline {
     ///
     /// # Errors
     ///
+    /// [`DataError::InvalidImage`] for an image whose pixels do not fill its shape, and
     /// [`DataError::TransformShape`] when a transform cannot take what the one before it made.
     pub fn apply(
         &self,
@@ -70,7 +71,7 @@ impl Pipeline {
     ) -> Result<[usize; 3], DataError> {
         let Scratch { frame, spare, buffers } = scratch;
         let mut rng = generator(Stream::Transform, key.seed, key.epoch as u64, key.index as u64);
-        frame.load(image);
+        frame.load(image)?;
         for transform in &self.transforms {
             transform.apply(frame, spare, buffers, &mut rng)?;
         }
@@ -102,7 +103,7 @@ mod tests {
     fn run(pipeline: &Pipeline, key: SampleKey, scratch: &mut Scratch) -> Vec<f32> {
         let mut out = Vec::new();
         let shape = pipeline.apply(&image(), key, scratch, &mut out).unwrap();
-        assert_eq!(out.len(), shape.iter().product());
+        assert_eq!(out.len(), shape.iter().product::<usize>());
         out
     }
 

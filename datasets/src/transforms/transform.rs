@@ -4,12 +4,13 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use super::affine::{Affine, warp};
-use super::crop::{Window, center, crop, flip_horizontal};
+use super::crop::{crop, flip_horizontal};
 use super::frame::Frame;
 use super::normalize::Normalization;
 use super::resample::{Buffers, resize};
+use super::window::Window;
 use crate::DataError;
-use crate::random::{below, uniform};
+use crate::random::uniform;
 
 /// One step from a decoded image to the network's input.
 ///
@@ -81,50 +82,8 @@ pub enum Transform {
 }
 
 impl Transform {
-    /// Checks the settings.
-    ///
-    /// # Errors
-    ///
-    /// [`DataError::InvalidTransform`] names the setting and the allowed range.
-    pub fn validate(&self) -> Result<(), DataError> {
-        use Transform::*;
-        let name = self.name();
-        let check = |ok: bool, setting, value: String, expected| match ok {
-            true => Ok(()),
-            false => Err(DataError::InvalidTransform { transform: name, name: setting, value, expected }),
-        };
-        match *self {
-            ResizeShorter { size } => check(size > 0, "size", size.to_string(), "at least 1"),
-            Resize { height, width } | CenterCrop { height, width } | RandomCrop { height, width, .. } => {
-                check_size(&check, height, width)
-            }
-            RandomResizedCrop { height, width, min_area, max_area } => {
-                check_size(&check, height, width)?;
-                let ok = 0.0 < min_area && min_area <= max_area && max_area <= 1.0;
-                check(ok, "area", format!("{min_area} to {max_area}"), "0 < min_area <= max_area <= 1")
-            }
-            RandomHorizontalFlip { probability } => {
-                let ok = (0.0..=1.0).contains(&probability);
-                check(ok, "probability", probability.to_string(), "0 to 1")
-            }
-            RandomAffine { max_degrees, max_translate, min_scale, max_scale } => {
-                check(
-                    (0.0..=360.0).contains(&max_degrees),
-                    "max_degrees",
-                    max_degrees.to_string(),
-                    "0 to 360",
-                )?;
-                let ok = (0.0..=1.0).contains(&max_translate);
-                check(ok, "max_translate", max_translate.to_string(), "0 to 1")?;
-                let ok = 0.0 < min_scale && min_scale <= max_scale && max_scale.is_finite();
-                check(ok, "scale", format!("{min_scale} to {max_scale}"), "0 < min_scale <= max_scale")
-            }
-            ToRgb => Ok(()),
-            Normalize(ref normalization) => normalization.validate(),
-        }
-    }
-
-    fn name(&self) -> &'static str {
+    /// The name in JSON and in messages.
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Resize { .. } => "resize",
             Self::ResizeShorter { .. } => "resize_shorter",
@@ -152,101 +111,52 @@ impl Transform {
                 resize_all(frame, shorter_to(size, frame.height, frame.width), spare, buffers);
             }
             Self::CenterCrop { height, width } => {
-                crop(frame, center(frame, height, width), spare);
+                crop(frame, Window::center(frame, height, width), spare);
                 std::mem::swap(frame, spare);
             }
             Self::RandomCrop { height, width, padding } => {
-                let window = random_window(frame, [height, width], padding, rng)
+                let window = Window::random(frame, [height, width], padding, rng)
                     .ok_or_else(|| frame.misfit(self.name(), "a padded image no smaller than the window"))?;
                 crop(frame, window, spare);
                 std::mem::swap(frame, spare);
             }
             Self::RandomResizedCrop { height, width, min_area, max_area } => {
-                let window = random_part(frame.height, frame.width, [min_area, max_area], rng);
+                let window = Window::random_part(frame.height, frame.width, [min_area, max_area], rng);
                 resize(frame, window, [height, width], spare, buffers);
                 std::mem::swap(frame, spare);
             }
-            Self::RandomHorizontalFlip { probability } => {
-                if uniform(rng, 0.0, 1.0) < probability {
-                    flip_horizontal(frame);
-                }
+            Self::RandomHorizontalFlip { probability } if uniform(rng, 0.0, 1.0) < probability => {
+                flip_horizontal(frame);
             }
+            Self::RandomHorizontalFlip { .. } => {}
             Self::RandomAffine { max_degrees, max_translate, min_scale, max_scale } => {
-                let shift = |rng: &mut ChaCha8Rng, size: usize| {
-                    uniform(rng, -max_translate, max_translate) * size as f32
-                };
                 let affine = Affine {
                     degrees: uniform(rng, -max_degrees, max_degrees),
-                    right: shift(rng, frame.width),
-                    down: shift(rng, frame.height),
+                    right: uniform(rng, -max_translate, max_translate) * frame.width as f32,
+                    down: uniform(rng, -max_translate, max_translate) * frame.height as f32,
                     scale: uniform(rng, min_scale, max_scale),
                 };
                 warp(frame, affine, spare);
                 std::mem::swap(frame, spare);
             }
-            Self::ToRgb => frame.to_rgb()?,
+            Self::ToRgb => frame.make_rgb()?,
             Self::Normalize(ref normalization) => normalization.apply(frame)?,
         }
         Ok(())
     }
 }
 
-fn check_size(
-    check: impl Fn(bool, &'static str, String, &'static str) -> Result<(), DataError>,
-    height: usize,
-    width: usize,
-) -> Result<(), DataError> {
-    check(height > 0 && width > 0, "size", format!("{height}x{width}"), "at least 1x1")
-}
-
 fn resize_all(frame: &mut Frame, to: [usize; 2], spare: &mut Frame, buffers: &mut Buffers) {
     if to == [frame.height, frame.width] {
         return;
     }
-    let all = Window { top: 0, left: 0, height: frame.height, width: frame.width };
-    resize(frame, all, to, spare, buffers);
+    resize(frame, Window::whole(frame), to, spare, buffers);
     std::mem::swap(frame, spare);
 }
 
 /// The size whose shorter side is `size`; the longer one is rounded down, as in torchvision.
 fn shorter_to(size: usize, height: usize, width: usize) -> [usize; 2] {
     if height <= width { [size, size * width / height] } else { [size * height / width, size] }
-}
-
-/// A window anywhere in the padded frame, or `None` when it does not fit.
-fn random_window(
-    frame: &Frame,
-    [height, width]: [usize; 2],
-    padding: usize,
-    rng: &mut ChaCha8Rng,
-) -> Option<Window> {
-    let room_y = (frame.height + 2 * padding).checked_sub(height)?;
-    let room_x = (frame.width + 2 * padding).checked_sub(width)?;
-    let top = below(rng, room_y + 1) as isize - padding as isize;
-    let left = below(rng, room_x + 1) as isize - padding as isize;
-    Some(Window { top, left, height, width })
-}
-
-/// A part of the picture with an area and proportions drawn at random, as torchvision's
-/// `RandomResizedCrop` draws them: ten tries, then the largest middle part of allowed proportions.
-fn random_part(height: usize, width: usize, area: [f32; 2], rng: &mut ChaCha8Rng) -> Window {
-    const RATIO: [f32; 2] = [3.0 / 4.0, 4.0 / 3.0];
-    for _ in 0..10 {
-        let target = (height * width) as f32 * uniform(rng, area[0], area[1]);
-        let ratio = uniform(rng, RATIO[0].ln(), RATIO[1].ln()).exp();
-        let w = (target * ratio).sqrt().round_ties_even() as usize;
-        let h = (target / ratio).sqrt().round_ties_even() as usize;
-        if (1..=width).contains(&w) && (1..=height).contains(&h) {
-            let top = below(rng, height - h + 1) as isize;
-            let left = below(rng, width - w + 1) as isize;
-            return Window { top, left, height: h, width: w };
-        }
-    }
-    let ratio = width as f32 / height as f32;
-    let w = if ratio > RATIO[1] { (height as f32 * RATIO[1]).round_ties_even() as usize } else { width };
-    let h = if ratio < RATIO[0] { (width as f32 / RATIO[0]).round_ties_even() as usize } else { height };
-    let (w, h) = (w.clamp(1, width), h.clamp(1, height));
-    Window { top: ((height - h) / 2) as isize, left: ((width - w) / 2) as isize, height: h, width: w }
 }
 
 #[cfg(test)]
@@ -328,49 +238,5 @@ mod tests {
         assert_eq!((flipped(0.0), flipped(1.0)), (0, 1000));
         // 250 expected, standard deviation 13.7: 5 of them either way.
         assert!((182..=318).contains(&flipped(0.25)), "{}", flipped(0.25));
-    }
-
-    #[test]
-    fn a_random_part_stays_inside_and_has_the_allowed_area_and_proportions() {
-        for seed in 0..500 {
-            let w = random_part(40, 60, [0.25, 0.5], &mut rng(seed));
-            assert!(w.top >= 0 && w.left >= 0);
-            assert!(w.top as usize + w.height <= 40 && w.left as usize + w.width <= 60);
-            let (area, ratio) = (w.height * w.width, w.width as f32 / w.height as f32);
-            // Rounding to whole pixels moves both a little.
-            assert!((550..=1250).contains(&area), "{w:?}");
-            assert!((0.7..1.43).contains(&ratio), "{w:?}");
-        }
-        // No part of this strip has the proportions: the middle one with 4:3 is taken.
-        let strip = Window { top: 0, left: 48, height: 3, width: 4 };
-        assert_eq!(random_part(3, 100, [1.0, 1.0], &mut rng(0)), strip);
-    }
-
-    #[test]
-    fn settings_out_of_range_are_named_with_their_limits() {
-        let error = |transform: Transform| transform.validate().unwrap_err().to_string();
-        assert_eq!(
-            error(Transform::RandomHorizontalFlip { probability: 1.5 }),
-            "transform random_horizontal_flip: probability is 1.5, expected 0 to 1"
-        );
-        assert_eq!(
-            error(Transform::Resize { height: 0, width: 3 }),
-            "transform resize: size is 0x3, expected at least 1x1"
-        );
-        let affine = |max_degrees, max_translate, min_scale, max_scale| Transform::RandomAffine {
-            max_degrees,
-            max_translate,
-            min_scale,
-            max_scale,
-        };
-        assert!(affine(10.0, 0.1, 0.9, 1.1).validate().is_ok());
-        for bad in [affine(-1.0, 0.1, 1.0, 1.0), affine(0.0, 2.0, 1.0, 1.0), affine(0.0, 0.0, 0.0, 1.0)] {
-            assert!(bad.validate().is_err(), "{bad:?}");
-        }
-        assert!(affine(0.0, 0.0, 1.0, f32::NAN).validate().is_err());
-        let part =
-            |min_area, max_area| Transform::RandomResizedCrop { height: 1, width: 1, min_area, max_area };
-        assert!(part(0.0, 1.0).validate().is_err() && part(0.5, 0.4).validate().is_err());
-        assert!(Transform::ResizeShorter { size: 0 }.validate().is_err());
     }
 }

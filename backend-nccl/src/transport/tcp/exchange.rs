@@ -10,15 +10,17 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Link, Peer, Standing, Tcp};
+use super::{
+    Link, Peer, Standing, Tcp,
+    lane::{Buffers, Lane},
+};
 use crate::{
     failure::Failure,
     transport::{
-        Call, Collective, Signature,
+        Call, Collective, DType, ReduceOp, Signature,
         frame::HEADER_BYTES,
-        plan::{CHUNK_BYTES, Phase, Piece, Plan, Schedule},
+        plan::{CHUNK_BYTES, Phase, Plan},
         reduce::fold,
-        {DType, ReduceOp},
     },
 };
 
@@ -30,79 +32,11 @@ pub(super) fn run(
     collective: Collective<'_>,
 ) -> Result<(), Failure> {
     for (peer, link) in peers.iter().zip(&tcp.links) {
-        if let Some(failure) = peer.standing_failure(link, "its connection had ended before the call") {
+        if let Some(failure) = peer.failure(link, "its connection had ended before the call") {
             return Err(failure);
         }
     }
     Exchange::new(tcp, peers, call, collective).run()
-}
-
-/// The caller's buffers.
-enum Buffers<'a> {
-    InPlace(&'a mut [u8]),
-    Apart { source: &'a [u8], target: &'a mut [u8] },
-}
-
-impl Buffers<'_> {
-    fn source(&self) -> &[u8] {
-        match self {
-            Self::InPlace(buffer) => buffer,
-            Self::Apart { source, .. } => source,
-        }
-    }
-
-    fn target(&self) -> &[u8] {
-        match self {
-            Self::InPlace(buffer) => buffer,
-            Self::Apart { target, .. } => target,
-        }
-    }
-
-    fn target_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::InPlace(buffer) => buffer,
-            Self::Apart { target, .. } => target,
-        }
-    }
-}
-
-/// One direction of one connection: its pieces and how far the current one is.
-struct Cursor {
-    schedule: Schedule,
-    piece: Option<Piece>,
-    done: usize,
-    /// Bytes of the header that have moved.
-    header: usize,
-    /// Whether the socket may have room or bytes: cleared when it ran out, set again by `poll`.
-    open: bool,
-}
-
-impl Cursor {
-    fn new(mut schedule: Schedule) -> Self {
-        let piece = schedule.next();
-        Self { schedule, piece, done: 0, header: 0, open: true }
-    }
-
-    /// Counts bytes of the current piece; returns the piece when that completes it.
-    fn advance(&mut self, count: usize) -> Option<Piece> {
-        self.done += count;
-        if self.done < self.piece.as_ref()?.range.len() {
-            return None;
-        }
-        self.done = 0;
-        std::mem::replace(&mut self.piece, self.schedule.next())
-    }
-
-    fn finished(&self) -> bool {
-        self.header == HEADER_BYTES && self.piece.is_none()
-    }
-}
-
-/// Both directions of one connection.
-struct Lane {
-    sending: Cursor,
-    receiving: Cursor,
-    header: [u8; HEADER_BYTES],
 }
 
 struct Exchange<'a> {
@@ -378,7 +312,10 @@ impl<'a> Exchange<'a> {
         for (fd, (lane, is_control)) in fds.iter().zip(owners) {
             let events = fd.revents().unwrap_or(PollFlags::empty());
             if is_control && !events.is_empty() {
-                self.peers[lane].read_control(&links[lane])?;
+                self.peers[lane].read_control(&links[lane]);
+                if let Some(failure) = self.peers[lane].failure_before(self.call.sequence) {
+                    return Err(failure);
+                }
             } else {
                 let ended = events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL);
                 self.lanes[lane].receiving.open |= ended || events.contains(PollFlags::POLLIN);
@@ -415,20 +352,6 @@ impl<'a> Exchange<'a> {
             last: late.iter().map(|lane| self.peers[*lane].last).collect(),
             limit: self.call.deadline.limit(),
         }
-    }
-}
-
-impl Lane {
-    fn new(plan: &Plan, rank: usize, peer: usize) -> Self {
-        Self {
-            sending: Cursor::new(plan.schedule(rank, peer)),
-            receiving: Cursor::new(plan.schedule(peer, rank)),
-            header: [0; HEADER_BYTES],
-        }
-    }
-
-    fn finished(&self) -> bool {
-        self.sending.finished() && self.receiving.finished()
     }
 }
 

@@ -4,12 +4,16 @@
 //! unread because a third rank is late, so it cannot travel behind data.
 
 mod exchange;
+mod lane;
 mod mesh;
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,7 +21,7 @@ pub(crate) use mesh::connect;
 
 use super::{
     Call, Collective, Signature, Transport,
-    frame::{CONTROL_BYTES, Control, MAX_CONTROL_PAYLOAD},
+    frame::{Abort, CONTROL_BYTES, Control, MAX_CONTROL_PAYLOAD},
 };
 use crate::{deadline::Deadline, failure::Failure};
 
@@ -49,6 +53,7 @@ enum Standing {
     Here,
     Left,
     Lost,
+    Failed(Abort),
 }
 
 /// The connections of one rank to all others, in rank order.
@@ -61,13 +66,23 @@ pub(crate) struct Tcp {
     links: Vec<Link>,
     peers: Mutex<Vec<Peer>>,
     failure: Mutex<Option<Failure>>,
+    /// The last collective that this rank has finished.
+    completed: AtomicU64,
 }
 
 impl Tcp {
     fn new(rank: usize, world_size: usize, tag: u32, links: Vec<Link>) -> Self {
         debug_assert!(links.is_sorted_by_key(|link| link.rank), "the fold takes links in rank order");
         let peers = links.iter().map(|_| Peer::default()).collect();
-        Self { rank, world_size, tag, links, peers: Mutex::new(peers), failure: Mutex::new(None) }
+        Self {
+            rank,
+            world_size,
+            tag,
+            links,
+            peers: Mutex::new(peers),
+            failure: Mutex::new(None),
+            completed: AtomicU64::new(0),
+        }
     }
 
     fn failure(&self) -> Option<Failure> {
@@ -81,7 +96,8 @@ impl Tcp {
             return first.clone();
         }
         *first = Some(failure.clone());
-        let frame = Control::Abort(failure.clone()).encode();
+        let completed = self.completed.load(Ordering::Acquire);
+        let frame = Control::Abort(Abort { failure: failure.clone(), completed }).encode();
         for link in &self.links {
             // The buffer of a control connection is empty until now, so the frame fits without blocking; a peer that
             // does not get it sees the connection end.
@@ -106,7 +122,9 @@ impl Transport for Tcp {
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
-        exchange::run(self, &mut peers, call, collective).map_err(|failure| self.fail(failure))
+        exchange::run(self, &mut peers, call, collective).map_err(|failure| self.fail(failure))?;
+        self.completed.store(call.sequence, Ordering::Release);
+        Ok(())
     }
 
     fn abort(&self, failure: Failure) {
@@ -136,52 +154,63 @@ impl Drop for Tcp {
 }
 
 impl Peer {
-    /// Reads what the control connection holds; a cause that the peer sends is returned as the error.
-    fn read_control(&mut self, link: &Link) -> Result<(), Failure> {
+    /// Reads what the control connection holds.
+    fn read_control(&mut self, link: &Link) {
         let mut bytes = [0; 4096];
         while self.standing == Standing::Here {
             match (&link.control).read(&mut bytes) {
                 Ok(0) => self.standing = Standing::Lost,
-                Ok(count) => self.take_control(link, &bytes[..count])?,
+                Ok(count) => self.take_control(link, &bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => self.standing = Standing::Lost,
             }
         }
-        Ok(())
     }
 
-    fn take_control(&mut self, link: &Link, bytes: &[u8]) -> Result<(), Failure> {
+    fn take_control(&mut self, link: &Link, bytes: &[u8]) {
         self.inbox.extend_from_slice(bytes);
         match Control::decode(&self.inbox) {
             Ok(None) => debug_assert!(self.inbox.len() < CONTROL_BYTES + MAX_CONTROL_PAYLOAD),
             Ok(Some(Control::Goodbye)) => self.standing = Standing::Left,
-            Ok(Some(Control::Abort(failure))) => return Err(failure),
-            Err(detail) => return Err(Failure::Protocol { rank: link.rank, detail }),
+            Ok(Some(Control::Abort(abort))) => self.standing = Standing::Failed(abort),
+            Err(detail) => {
+                let failure = Failure::Protocol { rank: link.rank, detail };
+                self.standing = Standing::Failed(Abort { failure, completed: 0 });
+            }
         }
-        Ok(())
+    }
+
+    /// The failure that this peer has told, unless it had finished the collective before: then its bytes are all on
+    /// their way, and so are those of the others, who must have come for it to finish.
+    fn failure_before(&self, sequence: u64) -> Option<Failure> {
+        match &self.standing {
+            Standing::Failed(abort) if abort.completed < sequence => Some(abort.failure.clone()),
+            _ => None,
+        }
     }
 
     /// Why the connections to this peer have ended.
     fn reason_of_end(&mut self, link: &Link, detail: &str) -> Failure {
         let grace = Deadline::after(REASON_GRACE);
-        while self.standing == Standing::Here && !grace.expired() {
-            if let Err(failure) = self.read_control(link) {
+        loop {
+            self.read_control(link);
+            if let Some(failure) = self.failure(link, detail) {
                 return failure;
             }
-            if self.standing == Standing::Here {
-                std::thread::sleep(Duration::from_millis(1));
+            if grace.expired() {
+                return Failure::PeerLost { rank: link.rank, detail: detail.to_owned() };
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
-        self.standing_failure(link, detail)
-            .unwrap_or_else(|| Failure::PeerLost { rank: link.rank, detail: detail.to_owned() })
     }
 
-    fn standing_failure(&self, link: &Link, detail: &str) -> Option<Failure> {
-        match self.standing {
+    fn failure(&self, link: &Link, detail: &str) -> Option<Failure> {
+        match &self.standing {
             Standing::Here => None,
             Standing::Left => Some(Failure::PeerLeft { rank: link.rank }),
             Standing::Lost => Some(Failure::PeerLost { rank: link.rank, detail: detail.to_owned() }),
+            Standing::Failed(abort) => Some(abort.failure.clone()),
         }
     }
 }

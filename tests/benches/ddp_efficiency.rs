@@ -1,0 +1,138 @@
+//! Data-parallel efficiency: images/s of two ranks over twice the images/s of one, one compute thread each.
+//!
+//! ```text
+//! cargo bench -p burn-nccl-tests --bench ddp_efficiency [-- ROUNDS]
+//! ```
+//!
+//! ResNet-50, batch 8 a rank, 64x64, flex, SGD with momentum. One rank alone and two ranks run in turn, so that both
+//! see the same machine; the result is the median of the rounds' ratios.
+
+use std::time::Instant;
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn_nccl::launch::{LaunchConfig, Outcome, RankOutput, run};
+use burn_nccl::{DdpConfig, DistributedDataParallel, Environment, ProcessGroup};
+use burn_nccl_models::{Depth, ResNetConfig};
+
+const BATCH: usize = 8;
+const SIZE: usize = 64;
+const WARM_UP_STEPS: usize = 3;
+const STEPS: usize = 9;
+const RESULT_FILE: &str = "BURN_NCCL_BENCH_RESULT";
+
+type AnyError = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), AnyError> {
+    if let Some(environment) = Environment::read()? {
+        return rank(&environment);
+    }
+    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(5);
+    let mut ratios = Vec::new();
+    for round in 1..=rounds {
+        let (alone, two) = (measure(1)?, measure(2)?);
+        ratios.push(alone.wall / two.wall);
+        println!(
+            "round {round}: step {:.1} ms alone, {:.1} ms with two ranks, {:.1} ms of it waiting for gradients; \
+             on a core {:.1} and {:.1} ms; efficiency {:.1}%",
+            alone.wall * 1e3,
+            two.wall * 1e3,
+            two.exposed * 1e3,
+            alone.cpu * 1e3,
+            two.cpu * 1e3,
+            100.0 * alone.wall / two.wall
+        );
+    }
+    println!("median efficiency {:.1}%", 100.0 * median(&mut ratios));
+    Ok(())
+}
+
+/// Seconds of a step on rank 0.
+struct Step {
+    wall: f64,
+    /// Time on a core, all threads together: what a step costs where other programs disturb `wall`.
+    cpu: f64,
+    /// Waiting for gradients after the backward pass.
+    exposed: f64,
+}
+
+/// Median seconds of a step with `ranks` ranks.
+fn measure(ranks: usize) -> Result<Step, AnyError> {
+    let file = std::env::temp_dir().join(format!("burn-nccl-bench-{}", std::process::id()));
+    let mut config = LaunchConfig::this_program(ranks)?;
+    config.threads_per_rank = Some(1);
+    config.env.push((RESULT_FILE.into(), file.clone().into()));
+    config.rank_zero_output = RankOutput::Inherit;
+    match run(&config)? {
+        Outcome::Success => {}
+        other => return Err(other.to_string().into()),
+    }
+    let text = std::fs::read_to_string(&file)?;
+    std::fs::remove_file(&file)?;
+    let mut values = text.split_whitespace().map(str::parse::<f64>);
+    match (values.next(), values.next(), values.next()) {
+        (Some(wall), Some(cpu), Some(exposed)) => Ok(Step { wall: wall?, cpu: cpu?, exposed: exposed? }),
+        _ => Err("a rank wrote no result".into()),
+    }
+}
+
+fn rank(environment: &Environment) -> Result<(), AnyError> {
+    let group = ProcessGroup::connect(environment, Default::default())?;
+    let device = Device::flex().autodiff();
+    device.seed(7);
+    let mut model = ResNetConfig::new(Depth::ResNet50, 10).init(&device);
+    // Alone, a step is what a program without this crate would do.
+    let mut ddp = if group.world_size() > 1 {
+        let (ddp, replica) = DistributedDataParallel::new(model, &group, &DdpConfig::new())?;
+        model = replica;
+        Some(ddp)
+    } else {
+        None
+    };
+    let mut optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+    let images = Tensor::<4>::random([BATCH, 3, SIZE, SIZE], Distribution::Default, &device);
+    let labels = Tensor::<1, Int>::arange(0..BATCH as i64, &device);
+    let criterion = CrossEntropyLossConfig::new().init(&device);
+    let (mut seconds, mut busy, mut exposed) = (Vec::new(), Vec::new(), Vec::new());
+    for step in 0..WARM_UP_STEPS + STEPS {
+        group.barrier()?;
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        let gradients = match &mut ddp {
+            Some(ddp) => {
+                let output = ddp.hook(&model)?.forward(images.clone());
+                ddp.backward(&criterion.forward(output, labels.clone()), &model)?
+            }
+            None => {
+                let loss = criterion.forward(model.forward(images.clone()), labels.clone());
+                GradientsParams::from_grads(loss.backward(), &model)
+            }
+        };
+        model = optimizer.step(0.01, model, gradients);
+        if step >= WARM_UP_STEPS {
+            seconds.push(start.elapsed().as_secs_f64());
+            busy.push(cpu_seconds() - cpu);
+            exposed.push(ddp.as_ref().map_or(0.0, DistributedDataParallel::last_exposed_seconds));
+        }
+    }
+    if group.rank() == 0 {
+        let result = format!("{} {} {}", median(&mut seconds), median(&mut busy), median(&mut exposed));
+        std::fs::write(std::env::var_os(RESULT_FILE).ok_or("run this through its parent")?, result)?;
+    }
+    Ok(())
+}
+
+/// Seconds that all threads of this process have spent on a core, in user and kernel mode.
+fn cpu_seconds() -> f64 {
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return 0.0 };
+    // Fields 14 and 15, counted from behind the program's name, which may hold spaces.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    ticks / 100.0
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
