@@ -148,7 +148,7 @@ fn what_the_options_ask_for_and_cannot_have_is_a_usage_error() {
 #[test]
 fn data_that_is_missing_empty_or_too_little_is_named() {
     let place = Place::new();
-    assert_refused(&place, &place.run(&["--data", "folder:/nowhere"]), 1, &["/nowhere", "training images", "exists"]);
+    assert_refused(&place, &place.run(&["--data", "folder:/nowhere"]), 1, &["/nowhere", "train images", "exists"]);
     let empty = place.path("empty");
     fs::create_dir(&empty).unwrap();
     let data = format!("folder:{}", empty.display());
