@@ -115,10 +115,11 @@ pub fn ddp_config(options: &DistributedOptions) -> DdpConfig {
         .with_overlap(!options.no_overlap)
 }
 
-/// The size that a source's images have, or are usually trained at.
+/// The size that a source's images are trained at unless another is asked for.
 fn native_size(data: &DataSource) -> usize {
     match data {
-        DataSource::Digits => 8,
+        // The digits have 8 pixels, which would leave 1 in the last stage, and a batch norm with little to average.
+        DataSource::Digits => 10,
         DataSource::Cifar(..) => 32,
         DataSource::Folder(_) => 224,
     }
@@ -157,11 +158,11 @@ mod tests {
             let config = config(args);
             (config.image_size, config.stem.name())
         };
-        assert_eq!(size_and_stem(&[]), (8, "cifar"));
+        assert_eq!(size_and_stem(&[]), (10, "cifar"));
         assert_eq!(size_and_stem(&["--data", "cifar10:x"]), (32, "cifar"));
         assert_eq!(size_and_stem(&["--data", "folder:x"]), (224, "imagenet"));
         assert_eq!(size_and_stem(&["--data", "folder:x", "--image-size", "64"]), (64, "cifar"));
-        assert_eq!(size_and_stem(&["--stem", "imagenet"]), (8, "imagenet"));
+        assert_eq!(size_and_stem(&["--stem", "imagenet"]), (10, "imagenet"));
     }
 
     #[test]

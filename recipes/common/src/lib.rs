@@ -53,6 +53,7 @@ pub mod schedule;
 pub mod single;
 pub mod tensorboard;
 pub mod train;
+mod trainer;
 
 pub use config::RunConfig;
 pub use error::{RecipeError, Result};

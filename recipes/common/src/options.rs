@@ -21,7 +21,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "MODEL", default_value_t = Depth::ResNet50)]
     pub model: Depth,
 
-    /// Height and width of the images in pixels [default: 8 for digits, 32 for CIFAR, 224 for folders]
+    /// Height and width of the images in pixels [default: 10 for digits, 32 for CIFAR, 224 for folders]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub image_size: Option<usize>,
 
@@ -30,7 +30,7 @@ pub struct TrainOptions {
     pub stem: Option<Stem>,
 
     /// Passes over the training images
-    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 12)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 14)]
     pub epochs: usize,
 
     /// End after this many steps, even within an epoch
@@ -54,7 +54,7 @@ pub struct TrainOptions {
     pub label_smoothing: f64,
 
     /// Epochs over which the learning rate rises; may be a fraction
-    #[arg(long, value_name = "X", value_parser = not_negative, default_value_t = 1.0)]
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value_t = 2.0)]
     pub warmup_epochs: f64,
 
     /// auto, cpu, cuda or cuda:N

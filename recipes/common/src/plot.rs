@@ -52,10 +52,10 @@ impl Curves {
         let style = |size: i32| (FONT, size).into_font().color(&TEXT);
         let mut chart = ChartBuilder::on(root)
             .margin(14)
-            .caption(title, style(20))
-            .x_label_area_size(44)
-            .y_label_area_size(58)
-            .right_y_label_area_size(58)
+            .caption(title, style(25))
+            .x_label_area_size(50)
+            .y_label_area_size(64)
+            .right_y_label_area_size(64)
             .build_cartesian_2d(0..last, 0.0..highest * 1.05)?
             .set_secondary_coord(0..last, 0.0..100.0);
         chart
@@ -64,8 +64,8 @@ impl Curves {
             .light_line_style(TRANSPARENT)
             .bold_line_style(BLACK.mix(0.1))
             .axis_style(BLACK.mix(0.4))
-            .label_style(style(14))
-            .axis_desc_style(style(15))
+            .label_style(style(17))
+            .axis_desc_style(style(19))
             .x_desc("step")
             .y_desc("training loss")
             .y_label_formatter(&|value| format!("{value:.1}"))
@@ -73,8 +73,8 @@ impl Curves {
         chart
             .configure_secondary_axes()
             .axis_style(BLACK.mix(0.4))
-            .label_style(style(14))
-            .axis_desc_style(style(15))
+            .label_style(style(17))
+            .axis_desc_style(style(19))
             .y_desc("test accuracy")
             .y_label_formatter(&|value| format!("{value:.0} %"))
             .draw()?;
@@ -94,7 +94,7 @@ impl Curves {
             .configure_series_labels()
             .position(SeriesLabelPosition::MiddleRight)
             .margin(16)
-            .label_font(style(15))
+            .label_font(style(19))
             .background_style(WHITE.mix(0.85))
             .border_style(BLACK.mix(0.2))
             .draw()?;
