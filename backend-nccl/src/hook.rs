@@ -11,13 +11,38 @@ use crate::error::Error;
 use crate::ops::CollectiveBackend;
 use crate::transport::DType;
 
+/// A gradient that has arrived in the backward pass, wherever and in whatever layout it lies.
+pub struct ArrivedGradient<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) len_bytes: usize,
+    pub(crate) write: &'a dyn Fn(&mut [u8]),
+}
+
+impl ArrivedGradient<'_> {
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Its size in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Writes its elements to `target`, in row-major order and the machine's byte order. `target` holds
+    /// [`len_bytes`](Self::len_bytes), aligned for the element type.
+    pub fn write_to(&self, target: &mut [u8]) {
+        (self.write)(target);
+    }
+}
+
 /// Receives gradients during the backward pass, on the thread that runs it.
 ///
 /// An implementation must not panic: a panic here would unwind through the autodiff graph. Keep the error and
 /// return it after the backward pass.
 pub trait GradientSink: Send + Sync {
-    /// Takes the gradient of `slot`: its elements in row-major order, as native-endian bytes.
-    fn receive(&self, slot: usize, gradient: &[u8], dtype: DType);
+    /// Takes the gradient of `slot`.
+    fn receive(&self, slot: usize, gradient: &ArrivedGradient<'_>);
 
     /// Takes the news that the gradient of `slot` could not be read.
     fn fail(&self, slot: usize, error: Error);
@@ -47,10 +72,13 @@ impl GradientHook {
         self.ends
     }
 
-    /// Delivers gradient bytes whose element type is Burn's `dtype`.
-    pub(crate) fn deliver(&self, gradient: &[u8], dtype: burn::tensor::DType) {
+    /// Delivers a gradient of `elements` elements of Burn's `dtype`, which `write` writes in row-major order.
+    pub(crate) fn deliver(&self, dtype: burn::tensor::DType, elements: usize, write: &dyn Fn(&mut [u8])) {
         match wire_dtype(dtype) {
-            Ok(dtype) => self.sink.receive(self.slot, gradient, dtype),
+            Ok(dtype) => {
+                let len_bytes = elements * dtype.size_bytes();
+                self.sink.receive(self.slot, &ArrivedGradient { dtype, len_bytes, write });
+            }
             Err(error) => self.fail(error),
         }
     }

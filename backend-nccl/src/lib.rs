@@ -76,6 +76,8 @@ mod hook;
 pub mod launch;
 mod ops;
 pub mod rendezvous;
+#[cfg(feature = "flex")]
+mod strided;
 pub mod transport;
 
 pub use ddp::{DdpConfig, DistributedDataParallel};
@@ -83,7 +85,7 @@ pub use deadline::Deadline;
 pub use error::{Error, Result};
 pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
-pub use hook::{GradientHook, GradientSink, gradient_hook};
+pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
 pub use ops::{BucketSlot, Call, CollectiveBackend};
 pub use rendezvous::Environment;
 pub use transport::{DType, ReduceOp};

@@ -4,15 +4,27 @@ use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn_flex::{FlexTensor, Layout};
 
+use super::host;
 use crate::hook::GradientHook;
 use crate::ops::{BucketSlot, CollectiveBackend};
+use crate::strided::{self, Strided};
 
 impl CollectiveBackend for Flex {
     fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
-        let contiguous = gradient.to_contiguous();
-        let size_bytes = contiguous.dtype().size();
-        if let Some((start, end)) = contiguous.layout().contiguous_offsets() {
-            hook.deliver(&contiguous.bytes()[start * size_bytes..end * size_bytes], contiguous.dtype());
+        let dtype = gradient.dtype();
+        let strides: Option<Vec<usize>> =
+            gradient.layout().strides().iter().map(|&stride| usize::try_from(stride).ok()).collect();
+        match strides {
+            Some(strides) => {
+                let layout = gradient.layout();
+                let strided =
+                    Strided { shape: layout.shape(), strides: &strides, offset: layout.start_offset() };
+                hook.deliver(dtype, layout.num_elements(), &|target| {
+                    strided::copy(gradient.bytes(), strided, dtype.size(), target);
+                });
+            }
+            // Only a flipped view has negative strides.
+            None => drop(host::deliver_gradient::<Self>(gradient.clone(), &hook)),
         }
         gradient
     }

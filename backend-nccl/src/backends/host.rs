@@ -41,7 +41,9 @@ pub(crate) fn reduce_scatter<B: Backend>(
 
 pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &GradientHook) -> FloatTensor<B> {
     match read::<B>(gradient.clone()) {
-        Ok(data) => hook.deliver(data.as_bytes(), data.dtype()),
+        Ok(data) => {
+            hook.deliver(data.dtype(), data.num_elements(), &|target| target.copy_from_slice(data.as_bytes()))
+        }
         Err(error) => hook.fail(error),
     }
     gradient

@@ -15,7 +15,7 @@ use super::config::{DdpConfig, UnusedParameters, WireFormat};
 use super::events::{DdpEvent, EventLog};
 use crate::error::{Error, Result};
 use crate::group::{ProcessGroup, Work};
-use crate::hook::GradientSink;
+use crate::hook::{ArrivedGradient, GradientSink};
 use crate::transport::{DType, ReduceOp};
 
 /// What a gradient that arrives is for.
@@ -307,12 +307,12 @@ impl Reducer {
 }
 
 impl GradientSink for Reducer {
-    fn receive(&self, index: usize, gradient: &[u8], dtype: DType) {
+    fn receive(&self, index: usize, gradient: &ArrivedGradient<'_>) {
         let mut state = self.lock();
         if state.error.is_some() {
             return;
         }
-        if let Err(error) = self.take_gradient(&mut state, index, gradient, dtype) {
+        if let Err(error) = self.take_gradient(&mut state, index, gradient) {
             state.error = Some(error);
         }
     }
@@ -323,7 +323,8 @@ impl GradientSink for Reducer {
 }
 
 impl Reducer {
-    fn take_gradient(&self, state: &mut State, index: usize, gradient: &[u8], dtype: DType) -> Result<()> {
+    fn take_gradient(&self, state: &mut State, index: usize, gradient: &ArrivedGradient<'_>) -> Result<()> {
+        let dtype = gradient.dtype();
         let slot = self.plan.slots[index];
         let name = &self.names[index];
         if state.phase == Phase::Idle {
@@ -333,10 +334,10 @@ impl Reducer {
             return Err(Error::SecondGradient { parameter: name.clone() });
         }
         let expected = self.plan.buckets[slot.bucket].dtype;
-        if dtype != expected || gradient.len() != slot.len_bytes {
+        if dtype != expected || gradient.len_bytes() != slot.len_bytes {
             let cause = format!(
                 "the gradient of `{name}` has {} bytes of {dtype:?}, its slot {} of {expected:?}",
-                gradient.len(),
+                gradient.len_bytes(),
                 slot.len_bytes
             );
             return Err(Error::ModelChanged { cause });
@@ -346,9 +347,11 @@ impl Reducer {
         };
         let target = &mut buffer[slot.range()];
         if state.filled[index] {
-            arithmetic::add(target, gradient, dtype);
+            let mut addend = zeroed(slot.len_bytes, dtype);
+            gradient.write_to(&mut addend[..slot.len_bytes]);
+            arithmetic::add(target, &addend[..slot.len_bytes], dtype);
         } else {
-            target.copy_from_slice(gradient);
+            gradient.write_to(target);
         }
         if state.phase == Phase::Reduce && state.micro_batches > 0 {
             arithmetic::scale(target, 1.0 / (state.micro_batches + 1) as f64, dtype);

@@ -27,10 +27,7 @@ impl Net {
             let bias: Vec<f32> = (0..outputs).map(|i| (i as f32 + phase).cos() * 0.1).collect();
             let weight = Tensor::from_data(TensorData::new(weight, [inputs, outputs]), device).require_grad();
             let bias = Tensor::from_data(TensorData::new(bias, [outputs]), device).require_grad();
-            Linear {
-                weight: layer.weight.map(|_| weight),
-                bias: layer.bias.map(|param| param.map(|_| bias)),
-            }
+            Linear { weight: layer.weight.map(|_| weight), bias: layer.bias.map(|param| param.map(|_| bias)) }
         };
         Self { first: layer(FEATURES, 8, 0.1), branch: layer(8, 8, 0.2), last: layer(8, 2, 0.3) }
     }

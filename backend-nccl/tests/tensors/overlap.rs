@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_nccl::ddp::{DdpConfig, DdpEvent, DistributedDataParallel, EventLog};
-use burn_nccl::{DType, Error, GradientHook, GradientSink, ProcessGroup, gradient_hook};
+use burn_nccl::{ArrivedGradient, Error, GradientHook, GradientSink, ProcessGroup, gradient_hook};
 
 use crate::model::{FEATURES, Net, rows};
 
@@ -13,7 +13,7 @@ use crate::model::{FEATURES, Net, rows};
 struct Probe(EventLog);
 
 impl GradientSink for Probe {
-    fn receive(&self, _slot: usize, _gradient: &[u8], _dtype: DType) {
+    fn receive(&self, _slot: usize, _gradient: &ArrivedGradient<'_>) {
         self.0.mark("backward of the first layer");
     }
 
