@@ -86,7 +86,8 @@ fn two_ranks_leave_a_complete_run() {
 
     let summary = place.json("summary.json");
     let expected = [("recipe", "resnet-ddp".into()), ("device", "cpu".into()), ("world_size", 2.into())];
-    for (key, value) in expected.into_iter().chain([("steps", Value::from(3)), ("test_examples", 299.into())]) {
+    for (key, value) in expected.into_iter().chain([("steps", Value::from(3)), ("test_examples", 299.into())])
+    {
         assert_eq!(summary[key], value, "{key}");
     }
     // torchvision's ResNet-18 has 11,689,512 parameters with 1000 classes and a 7x7 stem.
@@ -94,7 +95,9 @@ fn two_ranks_leave_a_complete_run() {
     for key in ["data", "forward", "backward", "comm_exposed", "optimizer"] {
         assert!(summary["step_breakdown"][key].as_f64().unwrap() >= 0.0, "{key}");
     }
-    for key in ["images_per_second", "step_seconds_median", "peak_memory_bytes", "seconds_total", "train_loss_final"] {
+    for key in
+        ["images_per_second", "step_seconds_median", "peak_memory_bytes", "seconds_total", "train_loss_final"]
+    {
         assert!(summary[key].as_f64().unwrap() > 0.0, "{key}");
     }
     assert_eq!(summary["parameters_sha256"].as_str().unwrap().len(), 64);
@@ -148,7 +151,12 @@ fn what_the_options_ask_for_and_cannot_have_is_a_usage_error() {
 #[test]
 fn data_that_is_missing_empty_or_too_little_is_named() {
     let place = Place::new();
-    assert_refused(&place, &place.run(&["--data", "folder:/nowhere"]), 1, &["/nowhere", "train images", "exists"]);
+    assert_refused(
+        &place,
+        &place.run(&["--data", "folder:/nowhere"]),
+        1,
+        &["/nowhere", "train images", "exists"],
+    );
     let empty = place.path("empty");
     fs::create_dir(&empty).unwrap();
     let data = format!("folder:{}", empty.display());
@@ -166,7 +174,10 @@ fn an_unreadable_image_ends_all_ranks_and_is_named() {
     let output = place.run(&["--data", &data, "--image-size", "8", "--batch-size", "1"]);
     let stderr = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("images/train/b/1.png") && stderr.contains("replace or remove the file"), "{stderr}");
+    assert!(
+        stderr.contains("images/train/b/1.png") && stderr.contains("replace or remove the file"),
+        "{stderr}"
+    );
     assert_eq!(place.written(), Vec::<PathBuf>::new());
 }
 

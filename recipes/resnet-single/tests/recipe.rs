@@ -10,7 +10,16 @@ fn one_rank_leaves_a_complete_run_and_needs_no_launcher() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
     let output = Command::new(env!("CARGO_BIN_EXE_recipe-resnet-single"))
-        .args(["--out", out.to_str().unwrap(), "--device", "cpu", "--model", "resnet18", "--progress", "plain"])
+        .args([
+            "--out",
+            out.to_str().unwrap(),
+            "--device",
+            "cpu",
+            "--model",
+            "resnet18",
+            "--progress",
+            "plain",
+        ])
         .args(["--max-steps", "2", "--batch-size", "8"])
         .output()
         .unwrap();
