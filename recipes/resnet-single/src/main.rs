@@ -1,2 +1,21 @@
-//! ResNet on one device.
-fn main() {}
+//! Trains a residual network on one device.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use recipe_common::{TrainOptions, command_line, single};
+
+/// Train a residual network on one device. Without options: ResNet-50 on the bundled handwritten digits.
+#[derive(Parser)]
+#[command(version)]
+struct Options {
+    #[command(flatten)]
+    train: TrainOptions,
+}
+
+fn main() -> ExitCode {
+    recipe_common::main(|| {
+        let options: Options = command_line::parse(std::env::args_os())?;
+        single::run("resnet-single", &options.train)
+    })
+}

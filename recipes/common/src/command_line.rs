@@ -1,0 +1,175 @@
+//! Reading the command line, with a configuration file under it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::error::{ContextKind, ErrorKind as ClapError};
+use clap::{ArgAction, Command, Parser};
+use serde_json::{Map, Value};
+
+use crate::error::{RecipeError, Result, split_remedy};
+
+const NOT_UNDERSTOOD: &str = "the options were not understood";
+const SEE_HELP: &str = "run with --help for all options";
+
+/// Reads the options of `P` from `args`, whose first is the program.
+///
+/// The file that `--config` names is put in front of the other arguments as if it had been typed, and a later
+/// argument replaces an earlier one. So a file has the keys, the checks and the messages of the command line, for
+/// every recipe's own options too.
+///
+/// `--help` and `--version` are printed and end the process.
+///
+/// # Errors
+/// A usage error for what is unknown, unreadable or out of range.
+pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
+    let command = P::command().args_override_self(true);
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
+    let matches = match matches.get_one::<PathBuf>("config") {
+        None => matches,
+        Some(file) => {
+            let start = args.len().min(1);
+            args.splice(start..start, read_file(file, &command)?);
+            command.clone().try_get_matches_from(&args).map_err(|error| {
+                let refused = refused(error);
+                RecipeError { what: format!("{NOT_UNDERSTOOD} (with {})", file.display()), ..refused }
+            })?
+        }
+    };
+    P::from_arg_matches(&matches).map_err(refused)
+}
+
+/// A configuration file as arguments.
+fn read_file(file: &Path, command: &Command) -> Result<Vec<OsString>> {
+    let what = format!("cannot use the configuration file {}", file.display());
+    let unreadable =
+        |cause: String| RecipeError::usage(&what, cause, "give a JSON file such as a run's config.json");
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable(error.to_string()))?;
+    let keys: Map<String, Value> =
+        serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    let mut args = Vec::new();
+    for (key, value) in &keys {
+        args.extend(argument(key, value, command).map_err(|cause| {
+            RecipeError::usage(&what, cause, format!("keys are the long options without dashes; {SEE_HELP}"))
+        })?);
+    }
+    Ok(args)
+}
+
+/// One key and value as an argument; none where the value says that the option is not given.
+fn argument(key: &str, value: &Value, command: &Command) -> Result<Option<OsString>, String> {
+    // The first parse has made sure that `--config` can be read; a file that names another file has no effect.
+    let long = key.replace('_', "-");
+    let known = command.get_arguments().find(|argument| argument.get_long() == Some(long.as_str()));
+    let Some(known) = known.filter(|_| long != "config") else {
+        return Err(format!("unknown key `{key}`"));
+    };
+    let is_flag = matches!(known.get_action(), ArgAction::SetTrue);
+    match value {
+        Value::Null => Ok(None),
+        Value::Bool(given) if is_flag => Ok(given.then(|| format!("--{long}").into())),
+        Value::String(text) if !is_flag => Ok(Some(format!("--{long}={text}").into())),
+        Value::Number(number) if !is_flag => Ok(Some(format!("--{long}={number}").into())),
+        _ => {
+            let expected = if is_flag { "true or false" } else { "a string or a number" };
+            Err(format!("key `{key}` is {value}, expected {expected}"))
+        }
+    }
+}
+
+/// What clap refuses, in the recipe's form.
+fn refused(error: clap::Error) -> RecipeError {
+    if matches!(error.kind(), ClapError::DisplayHelp | ClapError::DisplayVersion) {
+        error.exit();
+    }
+    let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+    if let (Some(source), Some(argument)) = (std::error::Error::source(&error), argument) {
+        let text = source.to_string();
+        let (cause, remedy) = split_remedy(&text);
+        return RecipeError::usage(NOT_UNDERSTOOD, format!("{argument}: {cause}"), remedy);
+    }
+    let text = error.to_string();
+    let cause = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
+    RecipeError::usage(NOT_UNDERSTOOD, cause, tip.unwrap_or(SEE_HELP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{DistributedOptions, TrainOptions};
+
+    #[derive(Parser, Debug)]
+    struct Options {
+        #[command(flatten)]
+        train: TrainOptions,
+        #[command(flatten)]
+        distributed: DistributedOptions,
+    }
+
+    fn parsed(args: &[&str]) -> Result<Options> {
+        parse(std::iter::once("recipe").chain(args.iter().copied()).map(OsString::from))
+    }
+
+    fn with_file(json: &str, args: &[&str]) -> Result<Options> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("c.json");
+        std::fs::write(&file, json).unwrap();
+        let file = file.to_str().unwrap().to_owned();
+        parsed(&[&["--config", &file], args].concat())
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file_and_the_file_over_the_defaults() {
+        let json = r#"{"epochs": 7, "batch_size": 4, "lr": 0.5, "model": "resnet18", "no-overlap": true,
+                       "max-steps": null}"#;
+        let options = with_file(json, &["--epochs", "3", "--lr=0.25"]).unwrap();
+        assert_eq!((options.train.epochs, options.train.batch_size, options.train.lr), (3, 4, 0.25));
+        assert_eq!((options.train.model.name(), options.train.max_steps), ("resnet18", None));
+        assert!(options.distributed.no_overlap);
+        assert_eq!(options.train.weight_decay, 5e-4);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        let error = with_file(r#"{"epoch": 7}"#, &[]).unwrap_err();
+        assert_eq!((error.cause.as_str(), error.exit_code()), ("unknown key `epoch`", 2));
+        let error = with_file(r#"{"config": "x"}"#, &[]).unwrap_err();
+        assert_eq!(error.cause, "unknown key `config`");
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_named() {
+        let error = with_file(r#"{"epochs": [1]}"#, &[]).unwrap_err();
+        assert_eq!(error.cause, "key `epochs` is [1], expected a string or a number");
+        let error = with_file(r#"{"no-overlap": 1}"#, &[]).unwrap_err();
+        assert_eq!(error.cause, "key `no-overlap` is 1, expected true or false");
+    }
+
+    #[test]
+    fn a_value_out_of_range_names_the_option_and_the_remedy() {
+        for error in [parsed(&["--batch-size", "0"]), with_file(r#"{"batch-size": 0}"#, &[])] {
+            let error = error.unwrap_err();
+            assert!(error.cause.starts_with("--batch-size <N>: `0`"), "{error}");
+            assert_eq!(error.remedy, "give a whole number of at least 1");
+        }
+        let error = parsed(&["--model", "resnet51"]).unwrap_err();
+        assert_eq!(error.cause, "--model <MODEL>: unknown model `resnet51`");
+        assert_eq!(error.remedy, "use resnet18, resnet34, resnet50, resnet101 or resnet152");
+    }
+
+    #[test]
+    fn an_unknown_option_is_named_with_the_nearest_known_one() {
+        let error = parsed(&["--epoch", "3"]).unwrap_err();
+        assert_eq!((error.cause.as_str(), error.exit_code()), ("unexpected argument '--epoch' found", 2));
+        assert!(error.remedy.contains("--epochs"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_no_json_is_named() {
+        let error = parsed(&["--config", "/nowhere/c.json"]).unwrap_err();
+        assert_eq!(error.what, "cannot use the configuration file /nowhere/c.json");
+        assert_eq!(with_file("{", &[]).unwrap_err().exit_code(), 2);
+    }
+}

@@ -1,0 +1,186 @@
+//! What a run does, once every default is known.
+
+use burn_nccl::DdpConfig;
+use burn_nccl_datasets::DataSource;
+use burn_nccl_models::{Depth, NormConfig, ResNetConfig, Stem};
+use serde::{Serialize, Serializer};
+
+use crate::device::DeviceChoice;
+use crate::options::{DistributedOptions, TrainOptions};
+
+/// Up to this size the CIFAR stem is the default, because the ImageNet stem leaves 1/32 of it in the last stage.
+const LARGEST_CIFAR_STEM: usize = 64;
+
+/// The settings of a run, written as `config.json`. Its keys are options, so that `--config config.json` repeats it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RunConfig {
+    /// Where the images come from.
+    #[serde(serialize_with = "as_text")]
+    pub data: DataSource,
+    /// Which network of the family.
+    #[serde(serialize_with = "as_text")]
+    pub model: Depth,
+    /// Height and width of the images in pixels.
+    pub image_size: usize,
+    /// The first layers.
+    #[serde(serialize_with = "as_text")]
+    pub stem: Stem,
+    /// Passes over the training images.
+    pub epochs: usize,
+    /// Steps after which the run ends, even within an epoch.
+    pub max_steps: Option<usize>,
+    /// Images per step and rank.
+    pub batch_size: usize,
+    /// Learning rate for a global batch of 256 images.
+    pub lr: f64,
+    /// L2 penalty on the weights of convolutions and the classifier.
+    pub weight_decay: f64,
+    /// Share of each label that is spread over all classes.
+    pub label_smoothing: f64,
+    /// Epochs over which the learning rate rises.
+    pub warmup_epochs: f64,
+    /// The device as it was asked for.
+    #[serde(serialize_with = "as_text")]
+    pub device: DeviceChoice,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Threads per rank that load images ahead.
+    pub workers: usize,
+    /// The settings of data-parallel training, where there are ranks.
+    #[serde(flatten)]
+    pub distributed: Option<DistributedConfig>,
+}
+
+/// The part of [`RunConfig`] that only a recipe with ranks has.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DistributedConfig {
+    /// Size of a gradient bucket in MiB.
+    pub bucket_mb: f64,
+    /// Element type in which gradients travel.
+    pub wire: &'static str,
+    /// Seconds after which a rank that does not answer is an error.
+    pub timeout_seconds: f64,
+    /// Whether gradients are reduced after the backward pass.
+    pub no_overlap: bool,
+}
+
+impl RunConfig {
+    /// Fills in the defaults that depend on other options.
+    pub fn new(options: &TrainOptions, distributed: Option<&DistributedOptions>) -> Self {
+        let image_size = options.image_size.unwrap_or_else(|| native_size(&options.data));
+        let stem = options.stem.unwrap_or(match image_size {
+            ..=LARGEST_CIFAR_STEM => Stem::Cifar,
+            _ => Stem::ImageNet,
+        });
+        Self {
+            data: options.data.clone(),
+            model: options.model,
+            image_size,
+            stem,
+            epochs: options.epochs,
+            max_steps: options.max_steps,
+            batch_size: options.batch_size,
+            lr: options.lr,
+            weight_decay: options.weight_decay,
+            label_smoothing: options.label_smoothing,
+            warmup_epochs: options.warmup_epochs,
+            device: options.device,
+            seed: options.seed,
+            workers: options.workers,
+            distributed: distributed.map(|options| DistributedConfig {
+                bucket_mb: options.bucket_mb,
+                wire: options.wire.name(),
+                timeout_seconds: options.timeout_seconds,
+                no_overlap: options.no_overlap,
+            }),
+        }
+    }
+
+    /// The network for data with this many classes.
+    pub fn model(&self, num_classes: usize) -> ResNetConfig {
+        ResNetConfig::new(self.model, num_classes)
+            .with_stem(self.stem)
+            .with_norm(NormConfig::Batch)
+            .with_zero_init_residual(true)
+    }
+}
+
+/// The bucket, wire and overlap settings in the library's terms.
+pub fn ddp_config(options: &DistributedOptions) -> DdpConfig {
+    DdpConfig::new()
+        .with_bucket_bytes((options.bucket_mb * f64::from(1 << 20)) as usize)
+        .with_wire_format(options.wire.format())
+        .with_overlap(!options.no_overlap)
+}
+
+/// The size that a source's images are trained at unless another is asked for.
+fn native_size(data: &DataSource) -> usize {
+    match data {
+        // The digits have 8 pixels, which would leave 1 in the last stage, and a batch norm with little to average.
+        DataSource::Digits => 10,
+        DataSource::Cifar(..) => 32,
+        DataSource::Folder(_) => 224,
+    }
+}
+
+fn as_text<S: Serializer>(value: &impl ToString, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::command_line::parse;
+
+    #[derive(Parser, Debug)]
+    struct Options {
+        #[command(flatten)]
+        train: TrainOptions,
+        #[command(flatten)]
+        distributed: DistributedOptions,
+    }
+
+    fn config(args: &[&str]) -> RunConfig {
+        let args = std::iter::once("recipe").chain(args.iter().copied()).map(OsString::from);
+        let options = parse::<Options>(args).unwrap();
+        RunConfig::new(&options.train, Some(&options.distributed))
+    }
+
+    #[test]
+    fn size_and_stem_follow_the_data_unless_they_are_given() {
+        let size_and_stem = |args: &[&str]| {
+            let config = config(args);
+            (config.image_size, config.stem.name())
+        };
+        assert_eq!(size_and_stem(&[]), (10, "cifar"));
+        assert_eq!(size_and_stem(&["--data", "cifar10:x"]), (32, "cifar"));
+        assert_eq!(size_and_stem(&["--data", "folder:x"]), (224, "imagenet"));
+        assert_eq!(size_and_stem(&["--data", "folder:x", "--image-size", "64"]), (64, "cifar"));
+        assert_eq!(size_and_stem(&["--stem", "imagenet"]), (10, "imagenet"));
+    }
+
+    #[test]
+    fn the_saved_configuration_repeats_the_run() {
+        let given = ["--data=cifar100:/a b", "--max-steps=5", "--wire=bf16", "--no-overlap", "--lr=0.3"];
+        let first = serde_json::to_string(&config(&given)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.json");
+        std::fs::write(&file, &first).unwrap();
+        let again = config(&["--config", file.to_str().unwrap()]);
+        assert_eq!(serde_json::to_string(&again).unwrap(), first);
+        assert!(first.contains(r#""data":"cifar100:/a b""#), "{first}");
+    }
+
+    #[test]
+    fn a_bucket_of_25_mb_is_pytorchs() {
+        let args = ["recipe"].map(OsString::from);
+        let ddp = ddp_config(&parse::<Options>(args).unwrap().distributed);
+        assert_eq!((ddp.bucket_bytes, ddp.overlap), (26_214_400, true));
+    }
+}

@@ -1,0 +1,139 @@
+//! What the user is told when a recipe cannot go on.
+
+use std::path::Path;
+
+use burn_nccl::launch::LaunchError;
+use burn_nccl::{Error as GroupError, Failure};
+use burn_nccl_datasets::DataError;
+
+/// The result of everything in a recipe that can fail.
+pub type Result<T, E = RecipeError> = std::result::Result<T, E>;
+
+/// Who has to act on a [`RecipeError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The command line or the configuration asks for something that cannot be: exit code 2.
+    Usage,
+    /// Something failed: exit code 1.
+    Failure,
+    /// This rank stops because another one did, which will say more: exit code 1.
+    Consequence,
+}
+
+/// The end of a recipe in three texts, each of which becomes one line on the terminal.
+///
+/// Recipes are programs: nobody matches on what went wrong, but a user has to read it. The typed errors of the
+/// libraries are turned into one of these where the recipe knows what it was trying to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {cause}; {remedy}")]
+pub struct RecipeError {
+    /// Who has to act.
+    pub kind: ErrorKind,
+    /// What failed, in the recipe's words.
+    pub what: String,
+    /// Why.
+    pub cause: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl RecipeError {
+    /// An error in what the user asked for.
+    pub fn usage(what: impl Into<String>, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::Usage, what: what.into(), cause: cause.into(), remedy: remedy.into() }
+    }
+
+    /// An error of the machine, the data or the training.
+    pub fn failure(what: impl Into<String>, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::Failure, ..Self::usage(what, cause, remedy) }
+    }
+
+    /// A failure whose text is a library's, which ends in the remedy.
+    pub fn from_text(what: impl Into<String>, text: &str) -> Self {
+        let (cause, remedy) = split_remedy(text);
+        Self::failure(what, cause, remedy)
+    }
+
+    /// A failure to load images.
+    pub fn data(what: impl Into<String>, error: DataError) -> Self {
+        match error {
+            // The library's remedy is a setting that training has no option for.
+            DataError::NoFullBatch { samples, batch_size } => Self::usage(
+                what,
+                format!("each rank has {samples} images, less than one batch of {batch_size}"),
+                format!("use --batch-size {samples} or smaller, or fewer ranks"),
+            ),
+            error => Self::from_text(what, &error.to_string()),
+        }
+    }
+
+    /// A failure of the process group.
+    pub fn group(what: impl Into<String>, error: GroupError) -> Self {
+        let kind = match error.failure() {
+            Some(Failure::PeerLost { .. } | Failure::PeerLeft { .. } | Failure::Aborted { .. }) => {
+                ErrorKind::Consequence
+            }
+            _ => ErrorKind::Failure,
+        };
+        Self { kind, ..Self::from_text(what, &error.to_string()) }
+    }
+
+    /// A failure to start or watch the ranks.
+    pub fn launch(error: LaunchError) -> Self {
+        Self::from_text("the ranks were not started", &error.to_string())
+    }
+
+    /// A failure to write or read a file of the run.
+    pub fn file(action: &str, path: &Path, error: impl std::fmt::Display) -> Self {
+        let what = format!("cannot {action} {}", path.display());
+        Self::failure(what, error.to_string(), "check that the folder exists, is writable and has space")
+    }
+
+    /// The exit code of a process that ends with this error.
+    pub fn exit_code(&self) -> u8 {
+        match self.kind {
+            ErrorKind::Usage => 2,
+            ErrorKind::Failure | ErrorKind::Consequence => 1,
+        }
+    }
+
+    /// The three lines for the terminal.
+    pub fn lines(&self) -> String {
+        format!("error: {}\ncause: {}\nhelp:  {}", self.what, self.cause, self.remedy)
+    }
+}
+
+/// Splits a library's message, which is `what: why; remedy` or `what and why: remedy`, before the remedy.
+pub(crate) fn split_remedy(text: &str) -> (&str, &str) {
+    text.rsplit_once("; ").or_else(|| text.rsplit_once(": ")).unwrap_or((text, "see --help"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_error_becomes_three_lines() {
+        let error = RecipeError::data("cannot load the training images", DataError::EmptyDataset);
+        assert_eq!(
+            error.lines(),
+            "error: cannot load the training images\ncause: the dataset is empty\n\
+             help:  a loader needs at least one image"
+        );
+        assert_eq!(error.exit_code(), 1);
+    }
+
+    #[test]
+    fn the_remedy_is_what_follows_the_last_semicolon() {
+        assert_eq!(split_remedy("a: b; c: d; do e: f"), ("a: b; c: d", "do e: f"));
+        assert_eq!(split_remedy("x is 0: use 1"), ("x is 0", "use 1"));
+        assert_eq!(split_remedy("plain"), ("plain", "see --help"));
+    }
+
+    #[test]
+    fn a_batch_that_no_rank_can_fill_is_an_error_of_usage() {
+        let error = RecipeError::data("x", DataError::NoFullBatch { samples: 3, batch_size: 8 });
+        assert_eq!(error.exit_code(), 2);
+        assert_eq!(error.remedy, "use --batch-size 3 or smaller, or fewer ranks");
+    }
+}

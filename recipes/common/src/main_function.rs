@@ -1,0 +1,30 @@
+//! The frame around a recipe: logging, panics, errors, exit code.
+
+use std::process::ExitCode;
+
+use burn_nccl::launch::{install_panic_hook, report_consequence, report_error};
+use tracing_subscriber::EnvFilter;
+
+use crate::error::{ErrorKind, RecipeError, Result};
+
+/// Runs a recipe and turns its error into three lines on stderr and an exit code: 2 for a mistake in the options,
+/// 1 for a failure.
+///
+/// Under a launcher the error is reported to it as well, so that it can tell which rank failed first.
+pub fn main(recipe: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
+    install_panic_hook();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    recipe().unwrap_or_else(|error| {
+        tell(&error);
+        ExitCode::from(error.exit_code())
+    })
+}
+
+fn tell(error: &RecipeError) {
+    match error.kind {
+        ErrorKind::Usage | ErrorKind::Failure => report_error(&error.to_string()),
+        ErrorKind::Consequence => report_consequence(&error.to_string()),
+    }
+    eprintln!("{}", error.lines());
+}

@@ -1,0 +1,252 @@
+//! What is measured in a run.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::error::{RecipeError, Result};
+
+/// One line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepRecord {
+    /// The step, counted from 1.
+    pub step: usize,
+    /// The epoch it is in, counted from 1.
+    pub epoch: usize,
+    /// The training loss, the mean over all ranks.
+    pub loss: f64,
+    /// The learning rate of the step.
+    pub lr: f64,
+    /// Images of all ranks per second of this step.
+    pub images_per_second: f64,
+    /// Seconds that rank 0 waited for its batch.
+    pub data_wait_seconds: f64,
+    /// Seconds that rank 0 waited for gradients after its backward pass.
+    pub comm_exposed_seconds: f64,
+}
+
+/// The accuracy on the test images of all ranks, each counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Images that were classified.
+    pub examples: u64,
+    /// Images whose largest logit is that of their class.
+    pub correct: u64,
+    /// Mean cross-entropy, without label smoothing.
+    pub loss: f64,
+}
+
+impl Evaluation {
+    /// The share of images that are classified correctly, 0 to 1.
+    pub fn accuracy(&self) -> f64 {
+        if self.examples == 0 { 0.0 } else { self.correct as f64 / self.examples as f64 }
+    }
+}
+
+/// Seconds that a step spends in its parts, on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepBreakdown {
+    /// Waiting for the batch.
+    pub data: f64,
+    /// Forward pass and loss.
+    pub forward: f64,
+    /// Backward pass, with the communication that it hides.
+    pub backward: f64,
+    /// Waiting for gradients after the backward pass.
+    pub comm_exposed: f64,
+    /// Optimizer step.
+    pub optimizer: f64,
+}
+
+/// The durations of all steps, from which the summary's figures come.
+///
+/// The first step is left out of them where there are others: it allocates memory, and compiles kernels on a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimes {
+    steps: Vec<(f64, StepBreakdown)>,
+}
+
+impl StepTimes {
+    /// Adds a step of `seconds` in all.
+    pub fn push(&mut self, seconds: f64, breakdown: StepBreakdown) {
+        self.steps.push((seconds, breakdown));
+    }
+
+    fn counted(&self) -> &[(f64, StepBreakdown)] {
+        if self.steps.len() > 1 { &self.steps[1..] } else { &self.steps }
+    }
+
+    /// The median duration of a step in seconds, 0 without any.
+    pub fn median(&self) -> f64 {
+        let mut seconds: Vec<f64> = self.counted().iter().map(|step| step.0).collect();
+        seconds.sort_by(f64::total_cmp);
+        match seconds.len() {
+            0 => 0.0,
+            count if count % 2 == 1 => seconds[count / 2],
+            count => (seconds[count / 2 - 1] + seconds[count / 2]) / 2.0,
+        }
+    }
+
+    /// Images per second of training, evaluation not counted, with `images` in each step.
+    pub fn images_per_second(&self, images: usize) -> f64 {
+        let seconds: f64 = self.counted().iter().map(|step| step.0).sum();
+        if seconds == 0.0 { 0.0 } else { (images * self.counted().len()) as f64 / seconds }
+    }
+
+    /// The mean seconds of each part.
+    pub fn mean_breakdown(&self) -> StepBreakdown {
+        let count = self.counted().len().max(1) as f64;
+        let mean = |part: fn(&StepBreakdown) -> f64| {
+            self.counted().iter().map(|(_, breakdown)| part(breakdown)).sum::<f64>() / count
+        };
+        StepBreakdown {
+            data: mean(|step| step.data),
+            forward: mean(|step| step.forward),
+            backward: mean(|step| step.backward),
+            comm_exposed: mean(|step| step.comm_exposed),
+            optimizer: mean(|step| step.optimizer),
+        }
+    }
+}
+
+/// `summary.json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// The recipe's name.
+    pub recipe: String,
+    /// The backend that computed: `flex`, `ndarray` or `cuda`.
+    pub backend: String,
+    /// Rank 0's device.
+    pub device: String,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// The network.
+    pub model: String,
+    /// Trainable values of the network.
+    pub parameters: usize,
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Epochs that were completed.
+    pub epochs: usize,
+    /// Training images per second over all ranks, without evaluation and without the first step.
+    pub images_per_second: f64,
+    /// Median duration of a step on rank 0.
+    pub step_seconds_median: f64,
+    /// Mean loss over ranks of the last step.
+    pub train_loss_final: f64,
+    /// Share of test images that the final weights classify correctly, 0 to 1.
+    pub test_accuracy: f64,
+    /// Number of test images.
+    pub test_examples: u64,
+    /// Largest resident memory of rank 0's process, where the system tells.
+    pub peak_memory_bytes: Option<u64>,
+    /// SHA-256 of the final parameters, see [`parameters_sha256`](crate::parameters::parameters_sha256).
+    pub parameters_sha256: String,
+    /// From the start of the process to the summary.
+    pub seconds_total: f64,
+    /// Mean seconds per step of rank 0.
+    pub step_breakdown: StepBreakdown,
+}
+
+/// Appends to `metrics.jsonl`. A line is written at once, so that a run that is killed keeps what it has measured.
+#[derive(Debug)]
+pub struct MetricsFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsFile {
+    /// Creates the file.
+    ///
+    /// # Errors
+    /// Where that is not possible.
+    pub fn create(path: PathBuf) -> Result<Self> {
+        let file = File::create(&path).map_err(|error| RecipeError::file("create", &path, error))?;
+        Ok(Self { path, file })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn push(&mut self, record: &StepRecord) -> Result<()> {
+        let mut write = || {
+            let mut line = serde_json::to_string(record)?;
+            line.push('\n');
+            self.file.write_all(line.as_bytes())
+        };
+        write().map_err(|error| RecipeError::file("write", &self.path, error))
+    }
+}
+
+/// The largest resident memory that this process has had, in bytes; `None` where the system does not tell.
+pub fn peak_memory_bytes() -> Option<u64> {
+    parse_peak(&std::fs::read_to_string(Path::new("/proc/self/status")).ok()?)
+}
+
+/// Reads `VmHWM:   1234 kB` in the text of `/proc/PID/status`.
+fn parse_peak(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(seconds: &[f64]) -> StepTimes {
+        let mut times = StepTimes::default();
+        for &second in seconds {
+            times.push(second, StepBreakdown { data: second / 2.0, ..Default::default() });
+        }
+        times
+    }
+
+    #[test]
+    fn the_first_step_does_not_count_when_there_are_others() {
+        let times = times(&[100.0, 1.0, 4.0, 3.0]);
+        assert_eq!(times.median(), 3.0);
+        assert_eq!(times.images_per_second(16), 3.0 * 16.0 / 8.0);
+        assert!((times.mean_breakdown().data - 8.0 / 6.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn one_step_counts_and_none_gives_zeros() {
+        assert_eq!((times(&[2.0]).median(), times(&[2.0]).images_per_second(8)), (2.0, 4.0));
+        assert_eq!((times(&[]).median(), times(&[]).images_per_second(8)), (0.0, 0.0));
+        assert_eq!(times(&[9.0, 1.0, 2.0]).median(), 1.5);
+    }
+
+    #[test]
+    fn the_peak_is_read_in_bytes() {
+        assert_eq!(
+            parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n"),
+            Some(2_097_152)
+        );
+        assert_eq!(parse_peak("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn each_record_is_one_json_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut file = MetricsFile::create(path.clone()).unwrap();
+        let record = StepRecord {
+            step: 1,
+            epoch: 1,
+            loss: 2.5,
+            lr: 0.125,
+            images_per_second: 64.0,
+            data_wait_seconds: 0.5,
+            comm_exposed_seconds: 0.25,
+        };
+        file.push(&record).unwrap();
+        file.push(&StepRecord { step: 2, ..record }).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        let first = r#"{"step":1,"epoch":1,"loss":2.5,"lr":0.125,"images_per_second":64.0,"data_wait_seconds":0.5,"comm_exposed_seconds":0.25}"#;
+        assert_eq!(text.lines().collect::<Vec<_>>(), [first, &first.replace("\"step\":1", "\"step\":2")]);
+    }
+}

@@ -1,0 +1,205 @@
+//! The command line that all recipes share.
+
+use std::path::PathBuf;
+
+use burn_nccl::ddp::WireFormat;
+use burn_nccl::launch::NprocPerNode;
+use burn_nccl_datasets::DataSource;
+use burn_nccl_models::{Depth, Stem};
+use clap::{Args, ValueEnum};
+
+use crate::device::DeviceChoice;
+
+/// What every training recipe can be asked. With no option at all it trains on the bundled digits.
+#[derive(Args, Clone, Debug)]
+pub struct TrainOptions {
+    /// Images: digits (bundled), cifar10:PATH, cifar100:PATH or folder:PATH (one folder per class)
+    #[arg(long, value_name = "DATA", default_value_t)]
+    pub data: DataSource,
+
+    /// resnet18, resnet34, resnet50, resnet101 or resnet152
+    #[arg(long, value_name = "MODEL", default_value_t = Depth::ResNet50)]
+    pub model: Depth,
+
+    /// Height and width of the images in pixels [default: 10 for digits, 32 for CIFAR, 224 for folders]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub image_size: Option<usize>,
+
+    /// First layers: cifar (for images of up to about 64 pixels) or imagenet [default: by image size]
+    #[arg(long, value_name = "STEM")]
+    pub stem: Option<Stem>,
+
+    /// Passes over the training images
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 14)]
+    pub epochs: usize,
+
+    /// End after this many steps, even within an epoch
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_steps: Option<usize>,
+
+    /// Images per step and rank
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 32)]
+    pub batch_size: usize,
+
+    /// Learning rate for a global batch of 256 images; scaled linearly with the real one
+    #[arg(long, value_name = "X", value_parser = positive, default_value_t = 0.1)]
+    pub lr: f64,
+
+    /// L2 penalty on the weights of convolutions and the classifier
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value_t = 5e-4)]
+    pub weight_decay: f64,
+
+    /// Share of each label that is spread over all classes
+    #[arg(long, value_name = "X", value_parser = fraction, default_value_t = 0.1)]
+    pub label_smoothing: f64,
+
+    /// Epochs over which the learning rate rises; may be a fraction
+    #[arg(long, value_name = "X", value_parser = not_negative, default_value_t = 2.0)]
+    pub warmup_epochs: f64,
+
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    pub device: DeviceChoice,
+
+    /// Seed of the initial weights, the order of the images and their augmentation
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// Threads per rank that load images ahead; 0 loads them between the steps
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub workers: usize,
+
+    /// Folder for the results; it must not hold another run [default: runs/<RECIPE>-<TIME>]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+
+    /// JSON file with any of these options as keys; the command line wins. A run's config.json is one
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// How the run is shown: bar, plain (lines), tui (dashboard) or none; auto: bar on a terminal, else plain
+    #[arg(long, value_name = "HOW", value_enum, default_value_t, hide_possible_values = true)]
+    pub progress: ProgressChoice,
+}
+
+/// What a recipe with several ranks can be asked besides.
+#[derive(Args, Clone, Debug)]
+pub struct DistributedOptions {
+    /// Ranks that the recipe starts on this machine; auto: one per GPU, or two on the CPU. Without effect under
+    /// burnrun, torchrun, mpirun or srun, which start the ranks themselves
+    #[arg(long, value_name = "N|auto", default_value = "auto", hide_default_value = true)]
+    pub nproc_per_node: NprocPerNode,
+
+    /// Address of rank 0, when the recipe starts the ranks
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub master_addr: String,
+
+    /// Port of the rendezvous, when the recipe starts the ranks [default: a free one]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub master_port: Option<u16>,
+
+    /// Size of a gradient bucket in MiB
+    #[arg(long, value_name = "X", value_parser = positive, default_value_t = 25.0)]
+    pub bucket_mb: f64,
+
+    /// Element type in which gradients travel: f32, f16 or bf16
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
+    pub wire: Wire,
+
+    /// Seconds after which a rank that does not answer is an error
+    #[arg(long, value_name = "N", value_parser = positive, default_value_t = 300.0)]
+    pub timeout_seconds: f64,
+
+    /// Reduce gradients after the backward pass instead of during it, for comparison
+    #[arg(long)]
+    pub no_overlap: bool,
+}
+
+/// How a run is shown on rank 0's terminal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ProgressChoice {
+    /// `bar` on a terminal, `plain` elsewhere.
+    #[default]
+    Auto,
+    /// A progress bar.
+    Bar,
+    /// A line now and then.
+    Plain,
+    /// Burn's dashboard.
+    Tui,
+    /// Nothing.
+    None,
+}
+
+/// The element type in which gradients travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Wire {
+    /// As they are.
+    #[default]
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Wire {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// The library's name for it.
+    pub fn format(self) -> WireFormat {
+        match self {
+            Self::F32 => WireFormat::Full,
+            Self::F16 => WireFormat::F16,
+            Self::Bf16 => WireFormat::BF16,
+        }
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(format!("`{text}` does not count anything: give a whole number of at least 1")),
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    number(text, |number| number > 0.0, "a number above 0")
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    number(text, |number| number >= 0.0, "a number of at least 0")
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    number(text, |number| (0.0..1.0).contains(&number), "a number from 0 to below 1")
+}
+
+fn number(text: &str, accepts: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && accepts(number) => Ok(number),
+        _ => Err(format!("`{text}` is out of range: give {expected}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_and_rates_are_checked_where_they_are_read() {
+        assert_eq!(at_least_one("3"), Ok(3));
+        assert!(at_least_one("0").is_err() && at_least_one("-1").is_err() && at_least_one("x").is_err());
+        assert_eq!(positive("0.1"), Ok(0.1));
+        assert!(positive("0").is_err() && positive("nan").is_err() && positive("inf").is_err());
+        assert_eq!(not_negative("0"), Ok(0.0));
+        assert!(fraction("1").is_err());
+    }
+}

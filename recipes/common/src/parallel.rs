@@ -1,0 +1,124 @@
+//! One rank alone, or one of several: the only place where the training loop differs.
+
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn_nccl::{DType, DdpConfig, DistributedDataParallel, ProcessGroup, ReduceOp};
+
+use crate::error::{RecipeError, Result};
+
+const TRAIN: &str = "cannot train together with the other ranks";
+
+/// How gradients and counts of this rank meet those of the others.
+pub enum Parallel {
+    /// There are no others.
+    Alone,
+    /// A group whose ranks train one model.
+    Group(Box<DistributedDataParallel>),
+}
+
+/// Gradients and where the time of their backward pass went.
+pub struct Backward {
+    /// The gradients, averaged over ranks.
+    pub gradients: GradientsParams,
+    /// Seconds of the backward pass, with the communication that it hides.
+    pub seconds: f64,
+    /// Seconds of waiting for the other ranks after it.
+    pub exposed_seconds: f64,
+}
+
+impl Parallel {
+    /// Joins a group: checks that all ranks hold the same model, and returns rank 0's.
+    ///
+    /// # Errors
+    /// Where the models differ, or a rank is lost.
+    pub fn join<M: Module>(group: &ProcessGroup, model: M, config: &DdpConfig) -> Result<(Self, M)> {
+        let (ddp, model) = DistributedDataParallel::new(model, group, config)
+            .map_err(|error| RecipeError::group("the ranks cannot train one model", error))?;
+        Ok((Self::Group(Box::new(ddp)), model))
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        match self {
+            Self::Alone => 0,
+            Self::Group(ddp) => ddp.group().rank(),
+        }
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        match self {
+            Self::Alone => 1,
+            Self::Group(ddp) => ddp.group().world_size(),
+        }
+    }
+
+    /// The model to run one forward pass on.
+    ///
+    /// # Errors
+    /// Where the model is not the one of [`join`](Self::join).
+    pub fn forward_model<M: Module>(&self, model: &M) -> Result<M> {
+        match self {
+            Self::Alone => Ok(model.clone()),
+            Self::Group(ddp) => ddp.hook(model).map_err(|error| RecipeError::group(TRAIN, error)),
+        }
+    }
+
+    /// The gradients of `loss`, averaged over ranks.
+    ///
+    /// # Errors
+    /// Where a rank is lost, or does not use all parameters.
+    pub fn backward<M: Module>(&mut self, loss: &Tensor<1>, model: &M) -> Result<Backward> {
+        let started = Instant::now();
+        let (gradients, exposed_seconds) = match self {
+            Self::Alone => (GradientsParams::from_grads(loss.backward(), model), 0.0),
+            Self::Group(ddp) => {
+                let gradients =
+                    ddp.backward(loss, model).map_err(|error| RecipeError::group(TRAIN, error))?;
+                (gradients, ddp.last_exposed_seconds())
+            }
+        };
+        let seconds = (started.elapsed().as_secs_f64() - exposed_seconds).max(0.0);
+        Ok(Backward { gradients, seconds, exposed_seconds })
+    }
+
+    /// Gives every rank rank 0's running statistics.
+    ///
+    /// # Errors
+    /// Where a rank is lost.
+    pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
+        match self {
+            Self::Alone => Ok(model),
+            Self::Group(ddp) => ddp.sync_buffers(model).map_err(|error| RecipeError::group(TRAIN, error)),
+        }
+    }
+
+    /// Sums each value over the ranks.
+    ///
+    /// # Errors
+    /// Where a rank is lost.
+    pub fn sum_f64(&self, values: &mut [f64]) -> Result<()> {
+        self.sum(bytemuck::cast_slice_mut(values), DType::F64)
+    }
+
+    /// Sums each value over the ranks.
+    ///
+    /// # Errors
+    /// Where a rank is lost.
+    pub fn sum_i64(&self, values: &mut [i64]) -> Result<()> {
+        self.sum(bytemuck::cast_slice_mut(values), DType::I64)
+    }
+
+    fn sum(&self, bytes: &mut [u8], dtype: DType) -> Result<()> {
+        match self {
+            Self::Alone => Ok(()),
+            Self::Group(ddp) => ddp
+                .group()
+                .all_reduce(bytes, dtype, ReduceOp::Sum)
+                .map_err(|error| RecipeError::group(TRAIN, error)),
+        }
+    }
+}

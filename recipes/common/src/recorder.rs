@@ -1,0 +1,75 @@
+//! Writes the run folder, on rank 0.
+
+use burn::module::Module;
+
+use crate::config::RunConfig;
+use crate::error::{RecipeError, Result};
+use crate::metrics::{Evaluation, MetricsFile, StepRecord, Summary};
+use crate::plot::Curves;
+use crate::run_folder::RunFolder;
+use crate::tensorboard::EventFile;
+
+/// Every file of a run but the logs.
+#[derive(Debug)]
+pub struct Recorder {
+    folder: RunFolder,
+    metrics: MetricsFile,
+    events: EventFile,
+    curves: Curves,
+}
+
+impl Recorder {
+    /// Starts the records of a run in its folder.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub fn create(folder: RunFolder, config: &RunConfig) -> Result<Self> {
+        folder.write_json("config.json", config)?;
+        let metrics = MetricsFile::create(folder.file("metrics.jsonl"))?;
+        let events = EventFile::create(folder.path())?;
+        Ok(Self { folder, metrics, events, curves: Curves::default() })
+    }
+
+    /// Records a step.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub fn step(&mut self, record: &StepRecord) -> Result<()> {
+        self.metrics.push(record)?;
+        self.curves.loss.push((record.step, record.loss));
+        let values = [
+            ("train/loss", record.loss),
+            ("train/lr", record.lr),
+            ("speed/images_per_second", record.images_per_second),
+            ("speed/data_wait_seconds", record.data_wait_seconds),
+            ("speed/comm_exposed_seconds", record.comm_exposed_seconds),
+        ];
+        self.events.scalars(record.step, &values)
+    }
+
+    /// Records an evaluation after `step`.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub fn evaluation(&mut self, step: usize, evaluation: &Evaluation) -> Result<()> {
+        self.curves.accuracy.push((step, evaluation.accuracy()));
+        self.events.scalars(step, &[("test/accuracy", evaluation.accuracy()), ("test/loss", evaluation.loss)])
+    }
+
+    /// Saves weights, picture and summary, the summary last: where it is, the run is complete.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub fn finish<M: Module>(&self, model: M, title: &str, summary: &Summary) -> Result<()> {
+        let weights = self.folder.file("model.bpk");
+        // Burn writes beside the name and renames.
+        model.into_record().save(&weights).map_err(|error| RecipeError::file("write", &weights, error))?;
+        self.folder.write("loss.svg", self.curves.svg(title)?.as_bytes())?;
+        self.folder.write_json("summary.json", summary)
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+}

@@ -1,0 +1,159 @@
+//! The folder that a run leaves behind.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::error::{RecipeError, Result};
+
+/// The one thing that may be in the folder before the run: what the ranks print.
+pub const LOG_FOLDER: &str = "logs";
+
+/// A run's folder. Files appear in it complete or not at all.
+#[derive(Clone, Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// The folder of a run that names none: `runs/<recipe>-<UTC time>`.
+    pub fn default_path(recipe: &str) -> PathBuf {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+        Path::new("runs").join(format!("{recipe}-{}", utc(seconds)))
+    }
+
+    /// Makes sure that `path` holds no other run, without creating it.
+    ///
+    /// # Errors
+    /// A usage error where the folder holds anything but logs: results are never overwritten.
+    pub fn check_unused(path: &Path) -> Result<()> {
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(RecipeError::file("use the run folder", path, error)),
+        };
+        let found = entries.flatten().map(|entry| entry.file_name()).find(|name| name != LOG_FOLDER);
+        found.map_or(Ok(()), |found| {
+            Err(RecipeError::usage(
+                format!("cannot write the run to {}", path.display()),
+                format!("it is not empty: it holds {}", found.display()),
+                "choose another --out, or move the old run away",
+            ))
+        })
+    }
+
+    /// Creates the folder.
+    ///
+    /// # Errors
+    /// As [`check_unused`](Self::check_unused), and where the folder cannot be created.
+    pub fn create(path: &Path) -> Result<Self> {
+        Self::check_unused(path)?;
+        fs::create_dir_all(path).map_err(|error| RecipeError::file("create the run folder", path, error))?;
+        Ok(Self { path: path.into() })
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a file in the folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Writes a value as indented JSON.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value)
+            .map_err(|error| RecipeError::file("write", &self.file(name), error))?;
+        self.write(name, format!("{text}\n").as_bytes())
+    }
+
+    /// Writes a file under another name and renames it, so that a reader never sees half of it.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let (path, unfinished) = (self.file(name), self.file(&format!(".{name}.unfinished")));
+        let publish = || {
+            let mut file = fs::File::create(&unfinished)?;
+            file.write_all(bytes)?;
+            // Without it a crash of the machine could leave the name with an empty file.
+            file.sync_all()?;
+            fs::rename(&unfinished, &path)
+        };
+        publish().map_err(|error| RecipeError::file("write", &path, error))
+    }
+}
+
+/// `YYYYMMDD-HHMMSS` of a time in seconds since 1970-01-01 UTC.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil_date(days);
+    format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// Year, month and day of a day number since 1970-01-01, in the Gregorian calendar.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let is_leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let (mut year, mut day) = (1970, days);
+    loop {
+        let length = if is_leap(year) { 366 } else { 365 };
+        if day < length {
+            break;
+        }
+        day -= length;
+        year += 1;
+    }
+    let february = if is_leap(year) { 29 } else { 28 };
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if day < length {
+            break;
+        }
+        day -= length;
+        month += 1;
+    }
+    (year, month, day + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_utc() {
+        // `date -u -d @SECONDS +%Y%m%d-%H%M%S`
+        assert_eq!(utc(0), "19700101-000000");
+        assert_eq!(utc(951_827_696), "20000229-123456");
+        assert_eq!(utc(1_767_225_599), "20251231-235959");
+    }
+
+    #[test]
+    fn a_folder_with_another_run_is_refused_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        RunFolder::create(&run).unwrap().write("config.json", b"{}").unwrap();
+        let error = RunFolder::create(&run).unwrap_err();
+        assert_eq!((error.cause.as_str(), error.exit_code()), ("it is not empty: it holds config.json", 2));
+        assert_eq!(fs::read(run.join("config.json")).unwrap(), b"{}");
+    }
+
+    #[test]
+    fn a_new_an_empty_and_a_folder_of_logs_are_unused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(RunFolder::check_unused(folder.path()).is_ok());
+        assert!(RunFolder::check_unused(&folder.path().join("new")).is_ok());
+        fs::create_dir(folder.path().join(LOG_FOLDER)).unwrap();
+        assert!(RunFolder::check_unused(folder.path()).is_ok());
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(RunFolder::check_unused(&file).unwrap_err().exit_code(), 1);
+    }
+}
