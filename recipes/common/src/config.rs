@@ -118,8 +118,7 @@ pub fn ddp_config(options: &DistributedOptions) -> DdpConfig {
 /// The size that a source's images are trained at unless another is asked for.
 fn native_size(data: &DataSource) -> usize {
     match data {
-        // The digits have 8 pixels, which would leave 1 in the last stage, and a batch norm with little to average.
-        DataSource::Digits => 10,
+        DataSource::Digits => 8,
         DataSource::Cifar(..) => 32,
         DataSource::Folder(_) => 224,
     }

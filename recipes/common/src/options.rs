@@ -21,7 +21,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "MODEL", default_value_t = Depth::ResNet50)]
     pub model: Depth,
 
-    /// Height and width of the images in pixels [default: 10 for digits, 32 for CIFAR, 224 for folders]
+    /// Height and width of the images in pixels [default: 8 for digits, 32 for CIFAR, 224 for folders]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub image_size: Option<usize>,
 
@@ -30,7 +30,7 @@ pub struct TrainOptions {
     pub stem: Option<Stem>,
 
     /// Passes over the training images
-    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 14)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 20)]
     pub epochs: usize,
 
     /// End after this many steps, even within an epoch
