@@ -157,11 +157,11 @@ mod tests {
             let config = config(args);
             (config.image_size, config.stem.name())
         };
-        assert_eq!(size_and_stem(&[]), (10, "cifar"));
+        assert_eq!(size_and_stem(&[]), (8, "cifar"));
         assert_eq!(size_and_stem(&["--data", "cifar10:x"]), (32, "cifar"));
         assert_eq!(size_and_stem(&["--data", "folder:x"]), (224, "imagenet"));
         assert_eq!(size_and_stem(&["--data", "folder:x", "--image-size", "64"]), (64, "cifar"));
-        assert_eq!(size_and_stem(&["--stem", "imagenet"]), (10, "imagenet"));
+        assert_eq!(size_and_stem(&["--stem", "imagenet"]), (8, "imagenet"));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Curves {
             .caption(title, style(25))
             .x_label_area_size(50)
             .y_label_area_size(64)
-            .right_y_label_area_size(64)
+            .right_y_label_area_size(78)
             .build_cartesian_2d(0..last, 0.0..highest * 1.05)?
             .set_secondary_coord(0..last, 0.0..100.0);
         chart
