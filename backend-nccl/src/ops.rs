@@ -22,16 +22,27 @@ pub struct Call {
     /// The group whose ranks all make this call, in the same order.
     pub group: ProcessGroup,
     status: Arc<Mutex<Option<Error>>>,
+    /// Set in a backward pass, where nobody reads the status.
+    ends_group: bool,
 }
 
 impl Call {
     /// A call on `group` that has not failed.
     pub fn new(group: &ProcessGroup) -> Self {
-        Self { group: group.clone(), status: Arc::default() }
+        Self { group: group.clone(), status: Arc::default(), ends_group: false }
+    }
+
+    /// The call of an adjoint. Its error has no caller to go to, so it ends the group: otherwise this rank would go on
+    /// with a wrong gradient.
+    pub(crate) fn in_backward(group: &ProcessGroup) -> Self {
+        Self { ends_group: true, ..Self::new(group) }
     }
 
     /// Keeps the first error of this call.
     pub fn fail(&self, error: Error) {
+        if self.ends_group {
+            self.group.abort(&format!("rank {} failed in a backward pass: {error}", self.group.rank()));
+        }
         self.status.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
@@ -118,5 +129,26 @@ pub trait CollectiveBackend: Backend {
     /// A tensor with the shape, dtype and device of `like` and the values that lie in `slot`.
     fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
         host::gradient_from_bucket::<Self>(like, &slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_in_a_backward_pass_ends_the_group_and_one_in_a_forward_pass_does_not() {
+        let group = ProcessGroup::single();
+        let error = Error::TensorRead { cause: "the device is lost".into() };
+        let forward = Call::new(&group);
+        forward.fail(error.clone());
+        assert!(forward.result().is_err());
+        assert!(group.barrier().is_ok());
+        Call::in_backward(&group).fail(error);
+        let ended = group.barrier().unwrap_err().to_string();
+        assert!(
+            ended.contains("failed in a backward pass") && ended.contains("the device is lost"),
+            "{ended}"
+        );
     }
 }

@@ -49,8 +49,10 @@ pub struct Learning {
     pub uneven_inputs: UnevenInputs,
     /// Whether training stops when the validation loss has not *grown* for two epochs, which is in the third.
     pub early_stopping: bool,
-    /// What happens on the way.
+    /// What happens while a batch to train on is loaded.
     pub incident: Option<Incident>,
+    /// What happens while a batch to validate on is loaded.
+    pub validation_incident: Option<Incident>,
 }
 
 impl Learning {
@@ -64,7 +66,9 @@ impl Learning {
         let rank = group.rank();
         let interrupter = Interrupter::new();
         let ranks = if self.joined { 0..self.batches.len() } else { rank..rank + 1 };
-        let loader = Loader::new(ranks, &self.batches).with_incident(self.incident, &interrupter);
+        let here = |incident: &Incident| incident.rank == rank && !self.joined;
+        let loader =
+            Loader::new(ranks, &self.batches).with_incident(self.incident.filter(here), &interrupter);
         let (epochs, batches) = (loader.epochs_begun.clone(), loader.batches_loaded.clone());
         let training = self.training(loader, interrupter, &group);
         let rate =
@@ -86,7 +90,8 @@ impl Learning {
         interrupter: Interrupter,
         group: &ProcessGroup,
     ) -> SupervisedTraining<Classifier> {
-        let valid = Loader::new(0..self.batches.len(), &self.batches);
+        let incident = self.validation_incident.filter(|incident| incident.rank == group.rank());
+        let valid = Loader::new(0..self.batches.len(), &self.batches).with_incident(incident, &interrupter);
         let mut training = SupervisedTraining::new(
             &self.directories[group.rank()],
             Arc::new(loader) as Arc<dyn DataLoader<Points>>,

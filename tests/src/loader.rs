@@ -79,7 +79,6 @@ impl Loader {
     }
 
     pub(crate) fn with_incident(self, incident: Option<Incident>, interrupter: &Interrupter) -> Self {
-        let incident = incident.filter(|incident| self.ranks == (incident.rank..incident.rank + 1));
         Self { incident: incident.map(|incident| (incident, interrupter.clone())), ..self }
     }
 

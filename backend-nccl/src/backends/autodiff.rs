@@ -25,7 +25,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
                     ReduceOp::Sum | ReduceOp::Mean => None,
                     ReduceOp::Min | ReduceOp::Max | ReduceOp::Product => Some((input, output.clone())),
                 };
-                prep.finish((Call::new(&call.group), saved), output)
+                prep.finish((Call::in_backward(&call.group), saved), output)
             }
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
@@ -36,7 +36,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_broadcast(input, root, call.clone());
         match Broadcast.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((Call::new(&call.group), root), output),
+            OpsKind::Tracked(prep) => prep.finish((Call::in_backward(&call.group), root), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
@@ -46,7 +46,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_all_gather(input, call.clone());
         match AllGather.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Call::new(&call.group), output),
+            OpsKind::Tracked(prep) => prep.finish(Call::in_backward(&call.group), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
@@ -57,7 +57,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_reduce_scatter(input, op, call.clone());
         match ReduceScatter(op).prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Call::new(&call.group), output),
+            OpsKind::Tracked(prep) => prep.finish(Call::in_backward(&call.group), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }

@@ -101,7 +101,7 @@ impl DistributedDataParallel {
         run: impl FnOnce() -> R,
     ) -> Result<(R, GradientsParams)> {
         let active = uneven::exchange(&self.group, self.config.uneven_inputs, true)?;
-        self.reducer.begin_reduction(self.divisor(active))?;
+        self.reducer.begin_reduction(self.divisor(active)).map_err(|error| self.abort_with(error))?;
         let guard = AbortOnPanic(&self.group);
         let output = run();
         drop(guard);
@@ -154,18 +154,18 @@ impl DistributedDataParallel {
     /// [`Error::UnevenInputs`] on all ranks in [`UnevenInputs::Strict`] mode; [`Error::UnreducedGradients`] where
     /// micro-batches were accumulated and never reduced.
     pub fn shadow<M: Module>(&mut self, model: &M) -> Result<Option<GradientsParams>> {
-        if self.config.uneven_inputs == UnevenInputs::Even {
-            return Ok(None);
-        }
         match self.reducer.accumulated() {
             0 => {}
-            micro_batches => return Err(Error::UnreducedGradients { micro_batches }),
+            micro_batches => return Err(self.abort_with(Error::UnreducedGradients { micro_batches })),
+        }
+        if self.config.uneven_inputs == UnevenInputs::Even {
+            return Ok(None);
         }
         let active = uneven::exchange(&self.group, self.config.uneven_inputs, false)?;
         if active == 0 {
             return Ok(None);
         }
-        self.reducer.begin_shadow(self.divisor(active))?;
+        self.reducer.begin_shadow(self.divisor(active)).map_err(|error| self.abort_with(error))?;
         let reduced = self.reducer.finish()?;
         Ok(Some(gradients(model, &self.reducer, &reduced)))
     }
@@ -190,6 +190,12 @@ impl DistributedDataParallel {
     /// there.
     pub fn last_exposed_seconds(&self) -> f64 {
         self.exposed.as_secs_f64()
+    }
+
+    /// Ends the group for an error that only this rank knows of: the others are on their way into a reduction.
+    fn abort_with(&self, error: Error) -> Error {
+        self.group.abort(&format!("rank {} cannot go on: {error}", self.group.rank()));
+        error
     }
 
     fn divisor(&self, active: usize) -> usize {

@@ -171,28 +171,36 @@ impl Reducer {
     }
 
     /// Launches what the backward pass left over, waits for all buckets and agrees on which parameters were used.
+    ///
+    /// # Errors
+    /// The first error that a hook met, after ending the group; what a collective returns. The step is forgotten then.
     pub(crate) fn finish(&self) -> Result<Reduced> {
         let mut state = self.lock();
+        let outcome = self.finish_step(&mut state);
+        if outcome.is_err() {
+            state.forget();
+        }
+        outcome
+    }
+
+    fn finish_step(&self, state: &mut State) -> Result<Reduced> {
         state.phase = Phase::Idle;
         if let Some(error) = state.error.take() {
             // The other ranks wait for buckets that this one will not send.
             self.group.abort(&format!("rank {} could not reduce its gradients: {error}", self.group.rank()));
             return Err(error);
         }
-        self.complete_missing(&mut state);
-        self.launch_ready(&mut state)?;
-        let filled = std::mem::replace(&mut state.filled, vec![false; self.names.len()]);
-        let has_batch = state.has_batch;
-        state.micro_batches = 0;
+        self.complete_missing(state);
+        self.launch_ready(state)?;
         for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
             let reduced = self.land(index, flight)?;
             state.handed_out[index] = Some(Arc::new(reduced));
             self.events.push(DdpEvent::BucketReduced(index));
         }
-        let buckets = state.handed_out.iter().flatten().cloned().collect();
-        drop(state);
-        let own: Vec<Use> = filled.iter().map(|&filled| Use::of(filled, has_batch)).collect();
+        let own: Vec<Use> = state.filled.iter().map(|&filled| Use::of(filled, state.has_batch)).collect();
         let used = agreement::exchange(&self.group, &own, &self.names, self.unused_parameters)?;
+        let buckets = state.handed_out.iter().flatten().cloned().collect();
+        state.forget();
         Ok(Reduced { buckets, used })
     }
 
@@ -261,6 +269,15 @@ impl Reducer {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Drops what a step has left, so that the next one starts from nothing.
+    fn forget(&mut self) {
+        self.in_flight.clear();
+        self.filled.fill(false);
+        self.micro_batches = 0;
     }
 }
 

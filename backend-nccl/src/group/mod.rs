@@ -55,7 +55,7 @@ struct Inner {
 impl ProcessGroup {
     /// A group of this process alone. Every collective is the identity.
     pub fn single() -> Self {
-        Self::new(Box::new(Single), Place::ALONE, GroupOptions::default())
+        Self::new(Box::new(Single::default()), Place::ALONE, GroupOptions::default())
     }
 
     /// The group that the launcher's environment describes, or [`single`](Self::single) without one.
@@ -121,7 +121,7 @@ impl ProcessGroup {
             local_world_size: environment.local_world_size,
         };
         if place.world_size == 1 {
-            return Ok(Self::new(Box::new(Single), place, options));
+            return Ok(Self::new(Box::new(Single::default()), place, options));
         }
         let deadline = Deadline::after(options.connect_timeout);
         let identity = Identity::new(place.rank, place.world_size, &environment.run_id);

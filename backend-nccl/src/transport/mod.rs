@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_transport_trait_is_object_safe() {
-        let transport: Box<dyn Transport> = Box::new(Single);
+        let transport: Box<dyn Transport> = Box::new(Single::default());
         assert_eq!(transport.name(), "single");
         assert_eq!(transport.memory(), MemoryKind::Host);
     }

@@ -1,28 +1,37 @@
-//! The transport of a group of one: every collective is the identity.
+//! A group of one: every collective is the identity.
+
+use std::sync::OnceLock;
 
 use super::{Call, Collective, Transport};
 use crate::failure::Failure;
 
-/// World size 1 as an implementation, so that no caller branches on it.
-#[derive(Debug)]
-pub(crate) struct Single;
+/// The transport of a world of one rank.
+#[derive(Debug, Default)]
+pub(crate) struct Single {
+    failure: OnceLock<Failure>,
+}
 
 impl Transport for Single {
     fn name(&self) -> &'static str {
         "single"
     }
 
-    fn execute(&self, _: Call, collective: Collective<'_>) -> Result<(), Failure> {
+    fn execute(&self, _call: Call, collective: Collective<'_>) -> Result<(), Failure> {
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
+        }
         match collective {
+            Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => {}
             Collective::AllGather { send, recv, .. } | Collective::ReduceScatter { send, recv, .. } => {
                 recv.copy_from_slice(send);
             }
-            Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => {}
         }
         Ok(())
     }
 
-    fn abort(&self, _: Failure) {}
+    fn abort(&self, failure: Failure) {
+        let _ = self.failure.set(failure);
+    }
 
     fn close(&self) {}
 }

@@ -358,3 +358,27 @@ fn a_parameter_loaded_under_another_id_is_still_found() {
     let gradients = ddp.backward(&loss, &net).unwrap();
     assert!(gradients.get::<2>(net.last.weight.id).is_some());
 }
+
+#[test]
+fn micro_batches_that_were_never_reduced_are_reported_at_the_end_of_the_data() {
+    let device = Device::flex().autodiff();
+    let (mut ddp, net) =
+        DistributedDataParallel::new(Net::new(&device), &ProcessGroup::single(), &DdpConfig::new()).unwrap();
+    ddp.no_sync(&ddp.hook(&net).unwrap().loss(rows(0, 2, &device))).unwrap();
+    let error = ddp.shadow(&net).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::UnreducedGradients { micro_batches: 1 }), "{error}");
+}
+
+#[test]
+fn a_step_that_failed_leaves_nothing_behind_for_the_next() {
+    let device = Device::flex().autodiff();
+    let group = ProcessGroup::single();
+    let (mut ddp, net) = DistributedDataParallel::new(Net::new(&device), &group, &small_buckets()).unwrap();
+    let unused = ddp.hook(&net).unwrap().forward(rows(0, 3, &device), false).powi_scalar(2).mean();
+    assert!(matches!(ddp.backward(&unused, &net), Err(Error::UnusedParameters { .. })));
+    let loss = ddp.hook(&net).unwrap().loss(rows(3, 5, &device));
+    let found = ddp.backward(&loss, &net).unwrap();
+    let alone = GradientsParams::from_grads(net.loss(rows(3, 5, &device)).backward(), &net);
+    let id = net.first.weight.id;
+    assert_close(&values(found.get::<2>(id).unwrap()), &values(alone.get::<2>(id).unwrap()), 1e-6);
+}

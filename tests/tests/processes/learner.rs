@@ -30,6 +30,7 @@ fn learning(folder: &Path) -> Learning {
         uneven_inputs: UnevenInputs::Even,
         early_stopping: false,
         incident: None,
+        validation_incident: None,
     }
 }
 
@@ -163,6 +164,23 @@ fn a_batch_that_rank_1_cannot_load_ends_both_ranks_in_the_same_step() {
     }
     assert!(ends[0].interrupted && ends[0].error.is_none(), "{:?}", ends[0]);
     assert!(ends[1].error.as_ref().is_some_and(|error| error.contains(LOADING_ERROR)), "{:?}", ends[1]);
+}
+
+#[test]
+fn a_validation_that_breaks_off_on_rank_0_leaves_no_checkpoint_of_its_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    let incident = Incident { rank: 0, epoch: 1, batch: 1, event: Event::LoadingError };
+    let learning = Learning { epochs: 4, validation_incident: Some(incident), ..learning(folder.path()) };
+    let ends = run(learning);
+    assert!(ends[0].error.as_ref().is_some_and(|error| error.contains(LOADING_ERROR)), "{:?}", ends[0]);
+    assert!(ends[1].interrupted, "{:?}", ends[1]);
+    let names: Vec<String> = files(folder.path())
+        .iter()
+        .filter(|path| path.components().any(|part| part.as_os_str() == "checkpoint"))
+        .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().any(|name| name.contains("-1")), "{names:?}");
+    assert!(!names.iter().any(|name| name.contains("-2")), "{names:?}");
 }
 
 #[test]

@@ -30,7 +30,10 @@ use renderer::SilentRenderer;
 ///   iterations count all ranks.
 /// - **Validation** runs whole on every rank at the same time, so that no rank waits longer than a deadline and all
 ///   see the same metrics. Running statistics are rank 0's.
-/// - **Dashboard, log files and checkpoints** are rank 0's; the other ranks keep their metrics in memory.
+/// - **Training metrics** are those of rank 0's part of the data, which a shuffling sampler makes a fair sample.
+/// - **Dashboard, log files and checkpoints** are rank 0's; the other ranks keep their metrics in memory. A metric or
+///   progress logger of your own writes wherever it is registered: register it on rank 0 only.
+/// - **Resuming** reads the checkpoint on every rank, so the folder must be on a file system that all ranks see.
 /// - **Early stopping and interruption**: rank 0 decides on early stopping; an interruption or an error on any rank
 ///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
 /// - **Gradient accumulation** averages micro-batches, unlike Burn's own strategies, which sum them.
@@ -45,8 +48,8 @@ impl DdpStrategy {
         Self { group: group.clone(), config }
     }
 
-    /// Makes `training` run with this strategy. Call it last: on ranks other than 0 it replaces the renderer, the
-    /// application logger and the metric logger.
+    /// Makes `training` run with this strategy. Call it last: on ranks other than 0 it replaces the renderer and the
+    /// application logger, and adds a metric logger in memory, without which Burn would log to files.
     pub fn install<M: LearnerModel>(self, training: SupervisedTraining<M>) -> SupervisedTraining<M> {
         let is_main = self.group.rank() == 0;
         let training = training.with_training_strategy(TrainingStrategy::Custom(Arc::new(self)));
@@ -98,19 +101,25 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
                 valid_epoch(epoch, &learner, &valid, &mut session);
                 session.emit(|processor| processor.process_train(LearnerEvent::EndEpoch(epoch)));
                 session.emit(EventProcessorTraining::flush);
+                // Before the checkpoint: a validation that broke off has no metrics to choose or keep one by.
+                if session.any_rank_stops()? {
+                    return Ok(());
+                }
                 if let Some(checkpointer) = &mut checkpointer {
                     checkpointer.checkpoint(&learner, epoch, &components.event_store);
                 }
                 let done = early_stopping
                     .as_mut()
                     .is_some_and(|strategy| strategy.should_stop(epoch, &components.event_store));
-                if session.any_rank_stops()? || session.decided_by_rank_0(done)? {
+                if session.decided_by_rank_0(done)? {
                     return Ok(());
                 }
             }
             Ok(())
         })();
         if let Err(error) = outcome {
+            // The caller may keep the group, so that the others would wait for this rank until the deadline.
+            self.group.abort(&format!("rank {} left the training: {error}", self.group.rank()));
             session.fail(&error);
         }
         (learner.model(), session.processor)
