@@ -30,7 +30,7 @@ pub struct TrainOptions {
     pub stem: Option<Stem>,
 
     /// Passes over the training images
-    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 20)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 24)]
     pub epochs: usize,
 
     /// End after this many steps, even within an epoch
