@@ -3,12 +3,13 @@
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpStream},
     time::Duration,
 };
 
 use sha2::{Digest, Sha256};
 
+use super::resolve::resolve;
 use crate::{Error, Result, deadline::Deadline};
 
 /// Bytes of a hello.
@@ -209,7 +210,7 @@ pub(crate) fn call(
     let mut pause = FIRST_PAUSE;
     let address = join_host_port(host, port);
     loop {
-        let last = match (host, port).to_socket_addrs() {
+        let last = match resolve(host, port, deadline) {
             Err(error) => format!("the name cannot be resolved ({error})"),
             Ok(candidates) => {
                 let mut last = "the name has no address".to_owned();
