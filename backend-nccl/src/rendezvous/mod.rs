@@ -15,8 +15,8 @@ pub use environment::Environment;
 pub(crate) use environment::debug_requested;
 pub use hello::Refusal;
 pub(crate) use hello::{Hello, Identity, Role, call, join_host_port};
-pub use server::StoreServer;
-pub use store::Store;
+use server::StoreServer;
+pub(crate) use store::Store;
 
 use crate::{Error, Result, deadline::Deadline};
 
@@ -159,22 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn values_and_counters_are_shared_and_a_get_waits_for_its_key() {
+    fn values_are_shared_and_a_get_waits_for_its_key() {
         let (zero, port) = serve(2);
         let one = join(1, 2, "job", port).unwrap();
         std::thread::scope(|scope| {
             let value = scope.spawn(|| one.get("late", within(5000)));
-            assert_eq!(zero.store.add("count", 2, within(1000)).unwrap(), 2);
             zero.store.set("late", b"here", within(1000)).unwrap();
             assert_eq!(value.join().unwrap().unwrap(), b"here");
         });
-        assert_eq!(one.add("count", -5, within(1000)).unwrap(), -3);
         let missing = one.wait(&["late".into(), "never".into()], within(20)).unwrap();
         assert_eq!(missing, ["never"]);
         let error = one.get("never", within(20)).unwrap_err().to_string();
         assert!(error.contains("could not get `never`: no rank has set it"), "{error}");
-        let error = one.add("late", 1, within(1000)).unwrap_err().to_string();
-        assert!(error.contains("not a counter"), "{error}");
     }
 
     #[test]
