@@ -179,7 +179,7 @@ mod tests {
         let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut browser = TcpStream::connect(("127.0.0.1", port)).unwrap();
         browser
-            .write_all(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nUser-Agent: x\r\n\r\n")
+            .write_all(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nUser-Agent: browser\r\n\r\n")
             .unwrap();
         assert_eq!(refusal(join(1, 3, "another job", port)), Refusal::Token);
         assert_eq!(refusal(join(1, 4, "job", port)), Refusal::WorldSize { expected: 3 });

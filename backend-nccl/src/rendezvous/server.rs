@@ -81,8 +81,9 @@ impl Drop for StoreServer {
 fn accept(shared: &Arc<Shared>, mut admission: Admission) {
     let mut served: Vec<(TcpStream, JoinHandle<()>)> = Vec::new();
     while !shared.closing.load(Ordering::SeqCst) {
-        for (stream, hello) in admission.admit(TICK, |hello| shared.join(hello)) {
+        for (stream, hello) in admission.admit(TICK, |hello| shared.accepts(hello)) {
             let rank = hello.identity.rank;
+            shared.lock().joined.insert(rank);
             let serve = {
                 let shared = shared.clone();
                 move |stream| {
@@ -125,11 +126,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(&self, hello: &Hello) -> Result<(), Refusal> {
+    fn accepts(&self, hello: &Hello) -> Result<(), Refusal> {
         if hello.role != Role::Store {
             return Err(Refusal::Stranger);
         }
-        if self.lock().joined.insert(hello.identity.rank) { Ok(()) } else { Err(Refusal::DuplicateRank) }
+        if self.lock().joined.contains(&hello.identity.rank) { Err(Refusal::DuplicateRank) } else { Ok(()) }
     }
 
     fn answer(&self, request: Request) -> Reply {

@@ -28,7 +28,7 @@ pub(crate) struct Store {
 impl Store {
     /// Connects to the store that rank 0 serves at `host:port`, trying until the deadline.
     pub(crate) fn connect(host: &str, port: u16, identity: Identity, deadline: Deadline) -> Result<Self> {
-        let hello = Hello { identity, role: Role::Store };
+        let hello = Hello::new(identity, Role::Store);
         let stream = call((host, port), "the rendezvous store of rank 0", &hello, deadline)?;
         Ok(Self { stream: Mutex::new(stream) })
     }
