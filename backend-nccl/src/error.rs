@@ -112,7 +112,7 @@ pub enum Error {
         "the rendezvous store could not {request} `{key}`: {reason}; rank 0 serves the store, read its log"
     )]
     Store {
-        /// `set`, `get`, `add` or `wait`.
+        /// `set`, `get` or `wait for`.
         request: &'static str,
         /// The key.
         key: String,

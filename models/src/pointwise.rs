@@ -32,6 +32,9 @@ fn is_pointwise(conv: &Conv2d) -> bool {
 }
 
 /// Whether the device belongs to a CPU backend of this build.
+///
+/// By comparison with the devices that the features give, since Burn has no such question: `Device::identity` exists in
+/// builds with a GPU backend only, and the variants of a device are behind the features too.
 #[allow(deprecated)] // Upstream deprecates ndarray in favour of flex.
 fn is_cpu(device: &Device) -> bool {
     let cpus: &[Device] = &[

@@ -1,6 +1,7 @@
 //! The launch environment: the only reader of RANK, WORLD_SIZE and their kin. Nothing is ever written.
 //!
-//! Three families are known, each all or none: torchrun's names (which burnrun sets too), Open MPI's and SLURM's.
+//! Three families are known, each all or none: torchrun's names (which burnrun sets too), Open MPI's and those
+//! that SLURM's `srun` gives to a task.
 
 use crate::{Error, Result};
 
@@ -49,7 +50,7 @@ impl Environment {
             variables.torchrun()?
         } else if variables.any(&OPEN_MPI) {
             variables.open_mpi()?
-        } else if variables.any(&SLURM[..1]) {
+        } else if variables.is_slurm_task() {
             variables.slurm()?
         } else if variables.any(&TORCHRUN) {
             // MASTER_ADDR or MASTER_PORT alone: someone means to run several processes.
@@ -105,9 +106,11 @@ const OPEN_MPI: [&str; 4] = [
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 ];
-/// SLURM_PROCID comes first: `salloc` and `sbatch` set the others in a shell that is no task.
+/// What tells a task its place. A job's own shell has most of them too: see [`Variables::is_slurm_task`].
 const SLURM: [&str; 5] =
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"];
+/// The largest step number that `srun` gives; those above are SLURM's own, such as that of salloc's shell (slurm.h).
+const SLURM_LAST_STEP: u32 = 0xffff_fff0;
 
 /// A view of the variables with the rules of each launcher.
 struct Variables<'a> {
@@ -186,24 +189,43 @@ impl Variables<'_> {
         })
     }
 
+    /// Whether `srun` started this process as one of its tasks.
+    ///
+    /// The shell of `sbatch` or `salloc` has SLURM_PROCID=0 and the job's SLURM_NTASKS as well, and is alone: taken for
+    /// rank 0 it would wait for ranks that nobody starts. Only tasks are in a step of the job.
+    fn is_slurm_task(&self) -> bool {
+        let in_step = match self.get("SLURM_STEP_ID") {
+            Some(step) => step.parse().is_ok_and(|step: u32| step <= SLURM_LAST_STEP),
+            None => self.slurm_job().is_none(),
+        };
+        in_step && self.get("SLURM_PROCID").is_some()
+    }
+
+    fn slurm_job(&self) -> Option<String> {
+        self.get("SLURM_JOB_ID").or_else(|| self.get("SLURM_JOBID"))
+    }
+
     fn slurm(&self) -> Result<Environment> {
-        self.require("SLURM", &SLURM)?;
+        // A step may have fewer tasks than its job, whose number SLURM_NTASKS can be.
+        let [tasks, tasks_per_node] =
+            [("SLURM_STEP_NUM_TASKS", SLURM[1]), ("SLURM_STEP_TASKS_PER_NODE", SLURM[4])]
+                .map(|(step, job)| if self.get(step).is_some() { step } else { job });
+        self.require("SLURM", &[SLURM[0], tasks, SLURM[2], SLURM[3], tasks_per_node])?;
         let nodes = self.get("SLURM_STEP_NODELIST").or_else(|| self.get("SLURM_JOB_NODELIST"));
         let address = self.get("MASTER_ADDR").or_else(|| nodes.as_deref().and_then(first_host));
-        let job = self.get("SLURM_JOB_ID").map(|job| match self.get("SLURM_STEP_ID") {
+        let job = self.slurm_job().map(|job| match self.get("SLURM_STEP_ID") {
             Some(step) => format!("{job}.{step}"),
             None => job,
         });
         let (master_addr, master_port) = self.master("SLURM", address, job.as_deref().map(hash))?;
-        let tasks = self.get("SLURM_STEP_TASKS_PER_NODE").or_else(|| self.get("SLURM_TASKS_PER_NODE"));
-        let tasks = tasks.unwrap_or_default();
+        let list = self.get(tasks_per_node).unwrap_or_default();
         let node = self.count("SLURM_NODEID")?;
-        let local_world_size = tasks_on_node(&tasks, node)
-            .ok_or_else(|| invalid("SLURM_TASKS_PER_NODE", &tasks, &format!("a list with node {node}")))?;
+        let local_world_size = tasks_on_node(&list, node)
+            .ok_or_else(|| invalid(tasks_per_node, &list, &format!("a list with node {node}")))?;
         Ok(Environment {
             rank: self.count("SLURM_PROCID")?,
             local_rank: self.count("SLURM_LOCALID")?,
-            world_size: self.count("SLURM_NTASKS")?,
+            world_size: self.count(tasks)?,
             local_world_size,
             master_addr,
             master_port,
@@ -364,6 +386,26 @@ mod tests {
         for (variables, expected) in cases {
             assert_eq!(read(&variables).unwrap(), expected, "{variables}");
         }
+    }
+
+    #[test]
+    fn a_program_in_the_shell_of_a_slurm_job_is_alone_and_only_a_task_of_a_step_has_a_rank() {
+        let shell = TASK.replace("PROCID=5", "PROCID=0").replace("SLURM_STEP_ID=0", "");
+        for variables in [
+            shell.clone(),
+            shell.replace("SLURM_NTASKS=7", ""),
+            shell.replace("SLURM_JOB_ID", "SLURM_JOBID"),
+            // Step numbers of slurm.h: SLURM_INTERACTIVE_STEP and SLURM_BATCH_SCRIPT.
+            format!("{shell} SLURM_STEP_ID=4294967290"),
+            format!("{shell} SLURM_STEP_ID=4294967291"),
+        ] {
+            assert_eq!(read(&variables).unwrap(), None, "{variables}");
+        }
+        let master = "MASTER_ADDR=n07 MASTER_PORT=3000";
+        let step = format!("{TASK} SLURM_STEP_NUM_TASKS=6 SLURM_STEP_TASKS_PER_NODE=4,2 {master}");
+        assert_eq!(read(&step).unwrap(), Some(environment([5, 1, 6, 2], "n07", 3000, "77.0")));
+        let bare = TASK.replace("SLURM_JOB_ID=77 SLURM_STEP_ID=0", master);
+        assert_eq!(read(&bare).unwrap(), Some(environment([5, 1, 7, 3], "n07", 3000, "default")));
     }
 
     #[test]

@@ -1,20 +1,26 @@
 //! The first bytes on every connection: who calls, of which job, and whether the callee will have it.
 
 use std::{
+    collections::hash_map::RandomState,
     fmt,
+    hash::{BuildHasher, Hasher},
     io::{self, Read, Write},
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpStream},
     time::Duration,
 };
 
 use sha2::{Digest, Sha256};
 
+use super::resolve::resolve;
 use crate::{Error, Result, deadline::Deadline};
 
 /// Bytes of a hello.
-pub(super) const HELLO_BYTES: usize = 56;
+pub(super) const HELLO_BYTES: usize = 64;
 /// Bytes of the answer.
 const REPLY_BYTES: usize = 16;
+/// What the caller sends once it has its answer. Without it, a callee that was busy would take the connections that
+/// the caller has given up for live ones.
+pub(super) const CONFIRMATION: [u8; 1] = *b"!";
 
 const HELLO_MAGIC: [u8; 8] = *b"BURNNCCL";
 const REPLY_MAGIC: [u8; 8] = *b"burnnccl";
@@ -64,9 +70,22 @@ impl Role {
 pub(crate) struct Hello {
     pub(crate) identity: Identity,
     pub(crate) role: Role,
+    /// Random, and the same in every attempt of one call.
+    nonce: u64,
 }
 
 impl Hello {
+    /// The opening of a new call, for all of its attempts.
+    pub(crate) fn new(identity: Identity, role: Role) -> Self {
+        // Each `RandomState` holds keys from the system's random source.
+        Self { identity, role, nonce: RandomState::new().build_hasher().finish() }
+    }
+
+    /// Whether the two are calls of different processes that both claim to be the same rank.
+    pub(super) fn is_rival(&self, other: &Self) -> bool {
+        (self.identity.rank, self.role) == (other.identity.rank, other.role) && self.nonce != other.nonce
+    }
+
     fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[0..8].copy_from_slice(&HELLO_MAGIC);
@@ -76,6 +95,7 @@ impl Hello {
         bytes[16..20].copy_from_slice(&(self.identity.rank as u32).to_le_bytes());
         bytes[20..24].copy_from_slice(&(self.identity.world_size as u32).to_le_bytes());
         bytes[24..56].copy_from_slice(&self.identity.token);
+        bytes[56..64].copy_from_slice(&self.nonce.to_le_bytes());
         bytes
     }
 
@@ -102,7 +122,8 @@ impl Hello {
             return Err(Refusal::RankOutOfRange);
         }
         let role = *Role::ALL.get(bytes[12] as usize).ok_or(Refusal::Stranger)?;
-        Ok(Self { identity: Identity { rank, world_size, token: host.token }, role })
+        let nonce = u64::from_le_bytes(bytes[56..64].try_into().expect("eight bytes"));
+        Ok(Self { identity: Identity { rank, world_size, token: host.token }, role, nonce })
     }
 }
 
@@ -200,21 +221,27 @@ impl Refusal {
 /// Calls `host:port` until it answers, is certain to refuse, or the deadline has passed.
 ///
 /// The callee may start later, and its name may be known later, so both are tried again with growing pauses.
-pub(crate) fn call(
+pub(crate) fn call(place: (&str, u16), target: &str, hello: &Hello, deadline: Deadline) -> Result<TcpStream> {
+    call_in_attempts(place, target, hello, deadline, ATTEMPT)
+}
+
+/// As [`call`], with the longest time for one attempt.
+pub(super) fn call_in_attempts(
     (host, port): (&str, u16),
     target: &str,
     hello: &Hello,
     deadline: Deadline,
+    limit: Duration,
 ) -> Result<TcpStream> {
     let mut pause = FIRST_PAUSE;
     let address = join_host_port(host, port);
     loop {
-        let last = match (host, port).to_socket_addrs() {
+        let last = match resolve(host, port, deadline) {
             Err(error) => format!("the name cannot be resolved ({error})"),
             Ok(candidates) => {
                 let mut last = "the name has no address".to_owned();
                 for candidate in candidates {
-                    match attempt(candidate, hello, deadline) {
+                    match attempt(candidate, hello, deadline.remaining_at_most(limit)) {
                         Ok(stream) => return Ok(stream),
                         Err(Attempt::Refused(refusal)) => {
                             let Identity { rank, world_size, .. } = hello.identity;
@@ -240,7 +267,7 @@ enum Attempt {
     Again(String),
 }
 
-fn attempt(address: SocketAddr, hello: &Hello, deadline: Deadline) -> Result<TcpStream, Attempt> {
+fn attempt(address: SocketAddr, hello: &Hello, limit: Duration) -> Result<TcpStream, Attempt> {
     let again = |error: io::Error| match error.kind() {
         io::ErrorKind::UnexpectedEof => {
             Attempt::Again("it closes the connection without an answer".to_owned())
@@ -250,7 +277,6 @@ fn attempt(address: SocketAddr, hello: &Hello, deadline: Deadline) -> Result<Tcp
         }
         _ => Attempt::Again(error.to_string()),
     };
-    let limit = deadline.remaining_at_most(ATTEMPT);
     let mut stream = TcpStream::connect_timeout(&address, limit).map_err(again)?;
     // A port that nobody listens on can be handed to this very socket, which then talks to itself.
     if stream.local_addr().map_err(again)? == stream.peer_addr().map_err(again)? {
@@ -263,7 +289,7 @@ fn attempt(address: SocketAddr, hello: &Hello, deadline: Deadline) -> Result<Tcp
     let mut reply = [0; REPLY_BYTES];
     stream.read_exact(&mut reply).map_err(again)?;
     match Refusal::decode(&reply) {
-        Some(None) => Ok(stream),
+        Some(None) => stream.write_all(&CONFIRMATION).map(|()| stream).map_err(again),
         Some(Some(refusal)) => Err(Attempt::Refused(refusal)),
         None => Err(Attempt::Again("what answers there is not burn-nccl".to_owned())),
     }
@@ -284,7 +310,7 @@ mod tests {
         let host = Identity::new(0, 4, "job");
         let mut identity = Identity::new(2, 4, "job");
         change(&mut identity, &mut [0; HELLO_BYTES]);
-        let mut bytes = Hello { identity, role: ROLE }.encode();
+        let mut bytes = Hello::new(identity, ROLE).encode();
         change(&mut identity, &mut bytes);
         Hello::check(&bytes, &host)
     }

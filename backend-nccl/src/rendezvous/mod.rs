@@ -3,10 +3,11 @@
 mod admission;
 mod environment;
 mod hello;
+mod resolve;
 mod server;
 mod store;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::sync::Arc;
 
 pub(crate) use admission::{Admission, listen};
@@ -14,8 +15,8 @@ pub use environment::Environment;
 pub(crate) use environment::debug_requested;
 pub use hello::Refusal;
 pub(crate) use hello::{Hello, Identity, Role, call, join_host_port};
-pub use server::StoreServer;
-pub use store::Store;
+use server::StoreServer;
+pub(crate) use store::Store;
 
 use crate::{Error, Result, deadline::Deadline};
 
@@ -42,7 +43,7 @@ impl Rendezvous {
     ) -> Result<Self> {
         let server = match (identity.rank, listener) {
             (0, Some(listener)) => Some(StoreServer::start(listener, identity)?),
-            (0, None) => Some(StoreServer::start(listen_as_master(host, port)?, identity)?),
+            (0, None) => Some(StoreServer::start(listen_as_master(host, port, deadline)?, identity)?),
             _ => None,
         };
         let store = Store::connect(host, port, identity, deadline)?;
@@ -113,13 +114,12 @@ pub(crate) fn address_key(rank: usize) -> String {
 
 /// Listens where the other ranks will call: on the one address if MASTER_ADDR is literally one, else on all, because
 /// a host's own name often resolves to loopback on the host itself.
-fn listen_as_master(host: &str, port: u16) -> Result<TcpListener> {
-    let literal = host.parse::<IpAddr>().ok();
-    if let Some(ip) = literal {
+fn listen_as_master(host: &str, port: u16, deadline: Deadline) -> Result<TcpListener> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
         return listen(ip, port);
     }
-    let resolved = (host, port).to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
-    match resolved.map(|address| address.ip()) {
+    let resolved = resolve::resolve(host, port, deadline).unwrap_or_default();
+    match resolved.first().map(|address| address.ip()) {
         Some(ip) if is_loopback_name(host) => listen(ip, port),
         Some(IpAddr::V6(_)) => listen(Ipv6Addr::UNSPECIFIED.into(), port),
         _ => listen(Ipv4Addr::UNSPECIFIED.into(), port),
@@ -159,22 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn values_and_counters_are_shared_and_a_get_waits_for_its_key() {
+    fn values_are_shared_and_a_get_waits_for_its_key() {
         let (zero, port) = serve(2);
         let one = join(1, 2, "job", port).unwrap();
         std::thread::scope(|scope| {
             let value = scope.spawn(|| one.get("late", within(5000)));
-            assert_eq!(zero.store.add("count", 2, within(1000)).unwrap(), 2);
             zero.store.set("late", b"here", within(1000)).unwrap();
             assert_eq!(value.join().unwrap().unwrap(), b"here");
         });
-        assert_eq!(one.add("count", -5, within(1000)).unwrap(), -3);
         let missing = one.wait(&["late".into(), "never".into()], within(20)).unwrap();
         assert_eq!(missing, ["never"]);
         let error = one.get("never", within(20)).unwrap_err().to_string();
         assert!(error.contains("could not get `never`: no rank has set it"), "{error}");
-        let error = one.add("late", 1, within(1000)).unwrap_err().to_string();
-        assert!(error.contains("not a counter"), "{error}");
     }
 
     #[test]
@@ -183,7 +179,7 @@ mod tests {
         let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut browser = TcpStream::connect(("127.0.0.1", port)).unwrap();
         browser
-            .write_all(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nUser-Agent: x\r\n\r\n")
+            .write_all(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nUser-Agent: browser\r\n\r\n")
             .unwrap();
         assert_eq!(refusal(join(1, 3, "another job", port)), Refusal::Token);
         assert_eq!(refusal(join(1, 4, "job", port)), Refusal::WorldSize { expected: 3 });
@@ -227,7 +223,7 @@ mod tests {
     #[test]
     fn a_port_in_use_is_named_with_its_remedy() {
         let (_zero, port) = serve(1);
-        let error = listen_as_master("127.0.0.1", port).unwrap_err();
+        let error = listen_as_master("127.0.0.1", port, within(1000)).unwrap_err();
         assert!(matches!(&error, Error::PortInUse { address } if *address == format!("127.0.0.1:{port}")));
         assert!(error.to_string().contains("set MASTER_PORT to a free port"), "{error}");
     }

@@ -27,7 +27,7 @@ const MAX_STORED_BYTES: usize = 64 << 20;
 
 /// A running store. Dropping it answers those who wait with what is missing, and ends its threads.
 #[derive(Debug)]
-pub struct StoreServer {
+pub(crate) struct StoreServer {
     shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -81,8 +81,9 @@ impl Drop for StoreServer {
 fn accept(shared: &Arc<Shared>, mut admission: Admission) {
     let mut served: Vec<(TcpStream, JoinHandle<()>)> = Vec::new();
     while !shared.closing.load(Ordering::SeqCst) {
-        for (stream, hello) in admission.admit(TICK, |hello| shared.join(hello)) {
+        for (stream, hello) in admission.admit(TICK, |hello| shared.accepts(hello)) {
             let rank = hello.identity.rank;
+            shared.lock().joined.insert(rank);
             let serve = {
                 let shared = shared.clone();
                 move |stream| {
@@ -125,17 +126,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(&self, hello: &Hello) -> Result<(), Refusal> {
+    fn accepts(&self, hello: &Hello) -> Result<(), Refusal> {
         if hello.role != Role::Store {
             return Err(Refusal::Stranger);
         }
-        if self.lock().joined.insert(hello.identity.rank) { Ok(()) } else { Err(Refusal::DuplicateRank) }
+        if self.lock().joined.contains(&hello.identity.rank) { Err(Refusal::DuplicateRank) } else { Ok(()) }
     }
 
     fn answer(&self, request: Request) -> Reply {
         match request {
             Request::Set { key, value } => self.set(key, value),
-            Request::Add { key, delta } => self.add(key, delta),
             Request::Get { key, limit } => match self.wait(std::slice::from_ref(&key), limit) {
                 Ok(state) => Reply::Value(state.values[&key].clone()),
                 Err(missing) => Reply::Missing(missing),
@@ -156,19 +156,6 @@ impl Shared {
         state.values.insert(key, value);
         self.changed.notify_all();
         Reply::Value(Vec::new())
-    }
-
-    fn add(&self, key: String, delta: i64) -> Reply {
-        let mut state = self.lock();
-        let before = match state.values.get(&key).map(|value| value.as_slice().try_into()) {
-            None => 0,
-            Some(Ok(bytes)) => i64::from_le_bytes(bytes),
-            Some(Err(_)) => return Reply::Bad("its value is not a counter".to_owned()),
-        };
-        let after = before.wrapping_add(delta).to_le_bytes().to_vec();
-        state.values.insert(key, after.clone());
-        self.changed.notify_all();
-        Reply::Value(after)
     }
 
     /// Waits until all keys are set; otherwise the keys that are not.

@@ -21,14 +21,14 @@ const SEPARATOR: char = '\n';
 
 /// A key-value store that all ranks of a job share, served by rank 0. Every call has a deadline.
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     stream: Mutex<TcpStream>,
 }
 
 impl Store {
     /// Connects to the store that rank 0 serves at `host:port`, trying until the deadline.
     pub(crate) fn connect(host: &str, port: u16, identity: Identity, deadline: Deadline) -> Result<Self> {
-        let hello = Hello { identity, role: Role::Store };
+        let hello = Hello::new(identity, Role::Store);
         let stream = call((host, port), "the rendezvous store of rank 0", &hello, deadline)?;
         Ok(Self { stream: Mutex::new(stream) })
     }
@@ -40,24 +40,17 @@ impl Store {
     }
 
     /// Sets a key, replacing its value.
-    pub fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+    pub(crate) fn set(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
         self.value("set", key, Request::Set { key: key.into(), value: value.into() }, deadline).map(|_| ())
     }
 
     /// Waits for a key and returns its value.
-    pub fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
+    pub(crate) fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
         self.value("get", key, Request::Get { key: key.into(), limit: deadline.remaining() }, deadline)
     }
 
-    /// Adds to a counter, which starts at 0, and returns the sum.
-    pub fn add(&self, key: &str, delta: i64, deadline: Deadline) -> Result<i64> {
-        let value = self.value("add", key, Request::Add { key: key.into(), delta }, deadline)?;
-        let bytes = value.try_into().map_err(|_| failed("add", key, "the answer is not a counter"))?;
-        Ok(i64::from_le_bytes(bytes))
-    }
-
     /// Waits for all keys; returns those that were not set in time, none if all were.
-    pub fn wait(&self, keys: &[String], deadline: Deadline) -> Result<Vec<String>> {
+    pub(crate) fn wait(&self, keys: &[String], deadline: Deadline) -> Result<Vec<String>> {
         let request = Request::Wait { keys: keys.to_vec(), limit: deadline.remaining() };
         match self.ask("wait for", &keys.join(", "), request, deadline)? {
             Reply::Value(_) => Ok(Vec::new()),
@@ -101,7 +94,6 @@ fn failed(request: &'static str, key: &str, reason: &str) -> Error {
 pub(super) enum Request {
     Set { key: String, value: Vec<u8> },
     Get { key: String, limit: Duration },
-    Add { key: String, delta: i64 },
     Wait { keys: Vec<String>, limit: Duration },
 }
 
@@ -120,8 +112,7 @@ impl Request {
         let (kind, key, value) = match self {
             Self::Set { key, value } => (0, key.clone(), value.clone()),
             Self::Get { key, limit } => (1, key.clone(), milliseconds(limit)),
-            Self::Add { key, delta } => (2, key.clone(), delta.to_le_bytes().to_vec()),
-            Self::Wait { keys, limit } => (3, join(keys), milliseconds(limit)),
+            Self::Wait { keys, limit } => (2, join(keys), milliseconds(limit)),
         };
         write_message(stream, kind, key.as_bytes(), &value)
     }
@@ -136,8 +127,7 @@ impl Request {
         let limit = Duration::from_millis(u64::from_le_bytes(number));
         match kind {
             1 => Ok(Self::Get { key, limit }),
-            2 => Ok(Self::Add { key, delta: i64::from_le_bytes(number) }),
-            3 => Ok(Self::Wait { keys: split(&key), limit }),
+            2 => Ok(Self::Wait { keys: split(&key), limit }),
             _ => Err(bad("an unknown request")),
         }
     }
@@ -217,7 +207,6 @@ mod tests {
         for request in [
             Request::Set { key: "a".into(), value: vec![1, 2, 3] },
             Request::Get { key: "ä".into(), limit },
-            Request::Add { key: "n".into(), delta: -5 },
             Request::Wait { keys: vec!["a".into(), "b".into()], limit },
         ] {
             let mut bytes = Vec::new();

@@ -29,8 +29,7 @@ pub fn run(
     options: &TrainOptions,
     distributed: &DistributedOptions,
 ) -> Result<ExitCode> {
-    let environment = Environment::read()
-        .map_err(|error| RecipeError { ..RecipeError::group("cannot tell which rank this is", error) })?;
+    let environment = Environment::read().map_err(RecipeError::environment)?;
     match environment {
         None => start_ranks(recipe, options, distributed),
         Some(environment) => run_rank(recipe, options, distributed, &environment),

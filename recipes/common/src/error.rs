@@ -12,9 +12,9 @@ pub type Result<T, E = RecipeError> = std::result::Result<T, E>;
 /// Who has to act on a [`RecipeError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The command line or the configuration asks for something that cannot be: exit code 2.
+    /// The command line, the configuration or the launch environment asks for something that cannot be: exit code 2.
     Usage,
-    /// Something failed: exit code 1.
+    /// The machine, the data or the training failed: exit code 1.
     Failure,
     /// This rank stops because another one did, which will say more: exit code 1.
     Consequence,
@@ -58,12 +58,20 @@ impl RecipeError {
     pub fn data(what: impl Into<String>, error: DataError) -> Self {
         match error {
             // The library's remedy is a setting that training has no option for.
-            DataError::NoFullBatch { samples, batch_size } => Self::usage(
+            DataError::NoFullBatch { samples, batch_size } => Self::failure(
                 what,
                 format!("each rank has {samples} images, less than one batch of {batch_size}"),
                 format!("use --batch-size {samples} or smaller, or fewer ranks"),
             ),
             error => Self::from_text(what, &error.to_string()),
+        }
+    }
+
+    /// A launch environment that cannot be meant, such as a half-set one.
+    pub fn environment(error: GroupError) -> Self {
+        Self {
+            kind: ErrorKind::Usage,
+            ..Self::from_text("cannot tell which rank this is", &error.to_string())
         }
     }
 
@@ -131,9 +139,11 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_no_rank_can_fill_is_an_error_of_usage() {
+    fn too_few_images_for_the_batch_or_the_ranks_are_failures_of_the_data() {
+        let error = RecipeError::data("x", DataError::FewerImagesThanRanks { images: 3, world_size: 8 });
+        assert_eq!(error.exit_code(), 1);
         let error = RecipeError::data("x", DataError::NoFullBatch { samples: 3, batch_size: 8 });
-        assert_eq!(error.exit_code(), 2);
+        assert_eq!(error.exit_code(), 1);
         assert_eq!(error.remedy, "use --batch-size 3 or smaller, or fewer ranks");
     }
 }

@@ -7,8 +7,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::error::{ErrorKind, RecipeError, Result};
 
-/// Runs a recipe and turns its error into three lines on stderr and an exit code: 2 for a mistake in the options,
-/// 1 for a failure.
+/// Runs a recipe and turns its error into three lines on stderr and an exit code: 2 for a mistake in the options
+/// or the launch environment, 1 for a failure.
 ///
 /// Under a launcher the error is reported to it as well, so that it can tell which rank failed first.
 pub fn main(recipe: impl FnOnce() -> Result<ExitCode>) -> ExitCode {

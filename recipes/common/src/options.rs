@@ -107,7 +107,7 @@ pub struct DistributedOptions {
     pub wire: Wire,
 
     /// Seconds after which a rank that does not answer is an error
-    #[arg(long, value_name = "N", value_parser = positive, default_value_t = 300.0)]
+    #[arg(long, value_name = "N", value_parser = seconds, default_value_t = 300.0)]
     pub timeout_seconds: f64,
 
     /// Reduce gradients after the backward pass instead of during it, for comparison
@@ -174,6 +174,11 @@ fn positive(text: &str) -> Result<f64, String> {
     number(text, |number| number > 0.0, "a number above 0")
 }
 
+/// A time limit; far larger ones do not fit into a [`Duration`](std::time::Duration).
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, |number| number > 0.0 && number <= 1e9, "a number above 0, at most 1e9")
+}
+
 fn not_negative(text: &str) -> Result<f64, String> {
     number(text, |number| number >= 0.0, "a number of at least 0")
 }
@@ -201,5 +206,7 @@ mod tests {
         assert!(positive("0").is_err() && positive("nan").is_err() && positive("inf").is_err());
         assert_eq!(not_negative("0"), Ok(0.0));
         assert!(fraction("1").is_err());
+        assert_eq!(seconds("1e9"), Ok(1e9));
+        assert!(seconds("0").is_err() && seconds("1e20").is_err());
     }
 }

@@ -4,8 +4,11 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use sha2::{Digest, Sha256};
 
-/// SHA-256 of every parameter of `model` and of its running statistics, in visit order, as little-endian f32, in
-/// hexadecimal. Two models have the same one exactly when they are equal bit for bit.
+/// SHA-256 of the float parameters and running statistics of `model`, in visit order, as little-endian f32, in
+/// hexadecimal.
+///
+/// Two models of one architecture and of f32 or a shorter float type have the same one exactly when these values are
+/// equal bit for bit. Of f64 only what f32 keeps is compared; integer and bool parameters and shapes are left out.
 pub fn parameters_sha256<M: Module>(model: &M) -> String {
     let mut hash = Hash(Sha256::new());
     model.visit(&mut hash);

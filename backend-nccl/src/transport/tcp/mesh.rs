@@ -43,7 +43,7 @@ pub(crate) fn connect(rendezvous: &Rendezvous, deadline: Deadline) -> Result<Tcp
         let (host, port) = rendezvous.locate(peer, &published)?;
         for role in [Role::Data, Role::Control] {
             let target = format!("rank {peer}");
-            let stream = call((&host, port), &target, &Hello { identity, role }, deadline)?;
+            let stream = call((&host, port), &target, &Hello::new(identity, role), deadline)?;
             *half.slot(role).expect("data and control have slots") = Some(stream);
         }
     }
@@ -80,12 +80,9 @@ fn accept_higher(
             let (world_size, address) = (halves.len(), rendezvous.address.clone());
             return Err(Error::MissingRanks { missing, world_size, address, waited: deadline.elapsed() });
         }
-        let mut taken = Vec::new();
         let admitted = admission.admit(deadline.remaining_at_most(TICK), |hello| {
-            let caller = (hello.identity.rank, hello.role);
-            let free =
-                halves[caller.0].slot(caller.1)?.is_none() && caller.0 > rank && !taken.contains(&caller);
-            taken.push(caller);
+            let peer = hello.identity.rank;
+            let free = halves[peer].slot(hello.role)?.is_none() && peer > rank;
             if free { Ok(()) } else { Err(Refusal::DuplicateRank) }
         });
         for (stream, hello) in admitted {
