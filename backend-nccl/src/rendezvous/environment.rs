@@ -210,7 +210,15 @@ impl Variables<'_> {
         let [tasks, tasks_per_node] =
             [("SLURM_STEP_NUM_TASKS", SLURM[1]), ("SLURM_STEP_TASKS_PER_NODE", SLURM[4])]
                 .map(|(step, job)| if self.get(step).is_some() { step } else { job });
-        self.require("SLURM", &[SLURM[0], tasks, SLURM[2], SLURM[3], tasks_per_node])?;
+        self.require("SLURM", &[SLURM[0], tasks, SLURM[2]])?;
+        let world_size = self.count(tasks)?;
+        let local_world_size = if self.any(&[SLURM[3], tasks_per_node]) {
+            self.require("SLURM", &[SLURM[3], tasks_per_node])?;
+            self.slurm_local_world_size(tasks_per_node)?
+        } else {
+            // srun always tells; who sets only the ranks by hand has one machine.
+            world_size
+        };
         let nodes = self.get("SLURM_STEP_NODELIST").or_else(|| self.get("SLURM_JOB_NODELIST"));
         let address = self.get("MASTER_ADDR").or_else(|| nodes.as_deref().and_then(first_host));
         let job = self.slurm_job().map(|job| match self.get("SLURM_STEP_ID") {
@@ -218,19 +226,22 @@ impl Variables<'_> {
             None => job,
         });
         let (master_addr, master_port) = self.master("SLURM", address, job.as_deref().map(hash))?;
-        let list = self.get(tasks_per_node).unwrap_or_default();
-        let node = self.count("SLURM_NODEID")?;
-        let local_world_size = tasks_on_node(&list, node)
-            .ok_or_else(|| invalid(tasks_per_node, &list, &format!("a list with node {node}")))?;
         Ok(Environment {
             rank: self.count("SLURM_PROCID")?,
             local_rank: self.count("SLURM_LOCALID")?,
-            world_size: self.count(tasks)?,
+            world_size,
             local_world_size,
             master_addr,
             master_port,
             run_id: self.run_id(job),
         })
+    }
+
+    fn slurm_local_world_size(&self, tasks_per_node: &str) -> Result<usize> {
+        let list = self.get(tasks_per_node).unwrap_or_default();
+        let node = self.count("SLURM_NODEID")?;
+        tasks_on_node(&list, node)
+            .ok_or_else(|| invalid(tasks_per_node, &list, &format!("a list with node {node}")))
     }
 
     /// Address and port of rank 0: given, or else derived from what all ranks of the job share.
@@ -453,6 +464,15 @@ mod tests {
         }
         let text = read(&RUN.replace("LOCAL_RANK=1", "LOCAL_RANK=2")).unwrap_err().to_string();
         assert!(text.contains("the local rank is `2`"), "{text}");
+    }
+
+    #[test]
+    fn slurms_three_names_of_the_ranks_are_one_machine() {
+        let by_hand = "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 MASTER_ADDR=a MASTER_PORT=5";
+        let environment = read(by_hand).unwrap().unwrap();
+        assert_eq!((environment.rank, environment.world_size, environment.local_world_size), (1, 2, 2));
+        let half = format!("{by_hand} SLURM_NODEID=0");
+        assert!(read(&half).unwrap_err().to_string().contains("SLURM_TASKS_PER_NODE is not set"));
     }
 
     #[test]
