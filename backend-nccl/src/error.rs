@@ -183,6 +183,12 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A build of this crate in which no tensor can take part in a collective.
+    #[error(
+        "burn-nccl was built without a backend; enable the feature of your backend (flex, ndarray or cuda) on burn-nccl \
+         as you did on burn"
+    )]
+    NoBackend,
     /// An element type that no collective reduces.
     #[error(
         "tensors of {dtype} cannot take part in collectives; cast to f32, f64, f16, bf16, i32, i64 or u8 first"

@@ -10,6 +10,7 @@
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::Tensor;
 
+use crate::backends;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::ops::{Call, CollectiveBackend};
@@ -80,6 +81,7 @@ fn run<const D: usize>(
     group: &ProcessGroup,
     op: impl FnOnce(DispatchTensor, Call) -> DispatchTensor,
 ) -> Result<Tensor<D>> {
+    backends::check()?;
     let call = Call::new(group);
     let output = op(tensor.into_dispatch(), call.clone());
     call.result()?;

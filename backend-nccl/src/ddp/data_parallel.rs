@@ -14,6 +14,7 @@ use super::events::EventLog;
 use super::reducer::{Reduced, Reducer};
 use super::replicate::{self, Covered};
 use super::{lift, module_hook, parameters, uneven};
+use crate::backends;
 use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
@@ -43,6 +44,7 @@ impl DistributedDataParallel {
     /// [`Error::ModelMismatch`] on every rank where names, shapes, element types or options differ;
     /// [`Error::NothingToTrain`] where no parameter requires gradients; what the group's collectives return.
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
+        backends::check()?;
         let (all, trainable) = parameters::list(&model);
         replicate::check_same_model(&all, config, group)?;
         let sizes = trainable

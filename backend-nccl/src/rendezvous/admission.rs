@@ -117,7 +117,9 @@ impl Admission {
             });
             let caller = &mut self.pending[at];
             if let Err(refusal) = checked {
-                log::warn!("refused a connection from {:?}: {refusal}", caller.stream.peer_addr().ok());
+                let peer =
+                    caller.stream.peer_addr().map_or("a closed connection".into(), |peer| peer.to_string());
+                log::warn!("refused a connection from {peer}: {refusal}");
             }
             let told = Refusal::answer(checked.err(), &caller.stream);
             match (checked, told) {

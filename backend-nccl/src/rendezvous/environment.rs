@@ -75,18 +75,24 @@ impl Environment {
     }
 
     fn validate(self) -> Result<Self> {
-        for (what, index, count) in [
-            ("the rank", self.rank, self.world_size),
-            ("the local rank", self.local_rank, self.local_world_size),
-            ("the local world size minus 1", self.local_world_size.saturating_sub(1), self.world_size),
+        let invalid = |name: &str, value: usize, expected: String| {
+            Err(Error::EnvironmentInvalid { name: name.into(), value: value.to_string(), expected })
+        };
+        for (name, count) in [("WORLD_SIZE", self.world_size), ("LOCAL_WORLD_SIZE", self.local_world_size)] {
+            if count == 0 {
+                return invalid(name, 0, "at least 1".into());
+            }
+        }
+        if self.local_world_size > self.world_size {
+            let expected = format!("at most the world size, {}", self.world_size);
+            return invalid("LOCAL_WORLD_SIZE", self.local_world_size, expected);
+        }
+        for (name, index, of, count) in [
+            ("RANK", self.rank, "world size", self.world_size),
+            ("LOCAL_RANK", self.local_rank, "local world size", self.local_world_size),
         ] {
             if index >= count {
-                let expected = format!("a number below {count}");
-                return Err(Error::EnvironmentInvalid {
-                    name: what.into(),
-                    value: index.to_string(),
-                    expected,
-                });
+                return invalid(name, index, format!("a number below the {of}, {count}"));
             }
         }
         Ok(self)
@@ -454,8 +460,8 @@ mod tests {
         for (from, to, name) in [
             ("RANK=3", "RANK=four", "RANK is `four`"),
             ("RANK=3", "RANK=-1", "RANK is `-1`"),
-            ("RANK=3", "RANK=4", "the rank is `4`, expected a number below 4"),
-            ("WORLD_SIZE=4", "WORLD_SIZE=0", "the rank is `3`, expected a number below 0"),
+            ("RANK=3", "RANK=4", "RANK is `4`, expected a number below the world size, 4"),
+            ("WORLD_SIZE=4", "WORLD_SIZE=0", "WORLD_SIZE is `0`, expected at least 1"),
             ("PORT=29500", "PORT=0", "MASTER_PORT is `0`"),
             ("PORT=29500", "PORT=70000", "MASTER_PORT is `70000`"),
         ] {
@@ -463,7 +469,7 @@ mod tests {
             assert!(text.contains(name), "{text}");
         }
         let text = read(&RUN.replace("LOCAL_RANK=1", "LOCAL_RANK=2")).unwrap_err().to_string();
-        assert!(text.contains("the local rank is `2`"), "{text}");
+        assert!(text.contains("LOCAL_RANK is `2`, expected a number below the local world size, 2"), "{text}");
     }
 
     #[test]

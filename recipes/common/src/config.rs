@@ -5,7 +5,7 @@ use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, NormConfig, ResNetConfig, Stem};
 use serde::{Serialize, Serializer};
 
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, SelectedDevice};
 use crate::options::{DistributedOptions, TrainOptions};
 
 /// Up to this size the CIFAR stem is the default, because the ImageNet stem leaves 1/32 of it in the last stage.
@@ -57,7 +57,7 @@ pub struct RunConfig {
 #[serde(rename_all = "kebab-case")]
 pub struct DistributedConfig {
     /// Size of a gradient bucket in MiB.
-    pub bucket_mb: f64,
+    pub bucket_mb: Option<f64>,
     /// Element type in which gradients travel.
     pub wire: &'static str,
     /// Seconds after which a rank that does not answer is an error.
@@ -108,9 +108,13 @@ impl RunConfig {
 }
 
 /// The bucket, wire and overlap settings in the library's terms.
-pub fn ddp_config(options: &DistributedOptions) -> DdpConfig {
+///
+/// On a CPU buckets are small by default, so that a gradient is still in the cache when it is sent; a GPU's network
+/// wants large ones.
+pub fn ddp_config(options: &DistributedOptions, device: &SelectedDevice) -> DdpConfig {
+    let bucket_mb = options.bucket_mb.unwrap_or(if device.backend == "cuda" { 25.0 } else { 4.0 });
     DdpConfig::new()
-        .with_bucket_bytes((options.bucket_mb * f64::from(1 << 20)) as usize)
+        .with_bucket_bytes((bucket_mb * f64::from(1 << 20)) as usize)
         .with_wire_format(options.wire.format())
         .with_overlap(!options.no_overlap)
 }
@@ -130,6 +134,8 @@ fn as_text<S: Serializer>(value: &impl ToString, serializer: S) -> Result<S::Ok,
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use std::ffi::OsString;
 
     use clap::Parser;
@@ -177,9 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_of_25_mb_is_pytorchs() {
-        let args = ["recipe"].map(OsString::from);
-        let ddp = ddp_config(&parse::<Options>(args).unwrap().distributed);
-        assert_eq!((ddp.bucket_bytes, ddp.overlap), (26_214_400, true));
+    fn buckets_are_small_on_a_cpu_and_pytorchs_on_a_gpu_unless_their_size_is_given() {
+        let bytes = |backend: &'static str, given: &[&str]| {
+            let args = std::iter::once("recipe").chain(given.iter().copied()).map(OsString::from);
+            let device = SelectedDevice { device: Device::default(), backend, name: String::new() };
+            ddp_config(&parse::<Options>(args).unwrap().distributed, &device).bucket_bytes
+        };
+        assert_eq!(bytes("flex", &[]), 4 << 20);
+        assert_eq!(bytes("cuda", &[]), 26_214_400);
+        assert_eq!(bytes("flex", &["--bucket-mb", "0.5"]), 1 << 19);
     }
 }

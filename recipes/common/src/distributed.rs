@@ -1,6 +1,6 @@
 //! A recipe with several ranks: starts them, or is one of them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,12 @@ use crate::data::Images;
 use crate::error::{RecipeError, Result};
 use crate::options::{DistributedOptions, ProgressChoice, TrainOptions};
 use crate::parallel::Parallel;
-use crate::progress::display;
+use crate::progress::{self, display};
 use crate::run_folder::{LOG_FOLDER, RunFolder};
 use crate::train::Run;
+
+/// How long a rank may take to end after another one has failed, before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Trains on several ranks.
 ///
@@ -42,9 +45,9 @@ fn start_ranks(recipe: &str, options: &TrainOptions, distributed: &DistributedOp
         NprocPerNode::Auto => options.device.default_ranks(),
         NprocPerNode::Count(count) => count.get(),
     };
-    let out = options.out.clone().unwrap_or_else(|| RunFolder::default_path(recipe));
     // What all ranks would find wrong is said once, before there are ranks.
-    check(options, distributed, ranks, &out)?;
+    check(options, distributed, ranks)?;
+    let out = options.out.clone().map_or_else(|| RunFolder::claim(recipe), Ok)?;
     let config = launch_config(options, distributed, ranks, out)?;
     let outcome = burn_nccl::launch::run(&config).map_err(RecipeError::launch)?;
     if !is_told(&outcome) {
@@ -55,9 +58,10 @@ fn start_ranks(recipe: &str, options: &TrainOptions, distributed: &DistributedOp
 }
 
 /// Finds what is wrong with the options or the data, for all ranks.
-fn check(options: &TrainOptions, distributed: &DistributedOptions, ranks: usize, out: &Path) -> Result<()> {
+fn check(options: &TrainOptions, distributed: &DistributedOptions, ranks: usize) -> Result<()> {
     let config = RunConfig::new(options, Some(distributed));
-    RunFolder::check_unused(out)?;
+    progress::check(options.progress)?;
+    options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
     let images = Images::open(&config)?;
     for rank in 0..ranks {
         let device = config.device.select(rank, ranks)?;
@@ -84,6 +88,8 @@ fn launch_config(
         _ => RankOutput::Inherit,
     };
     config.other_output = RankOutput::LogOnly;
+    // Ranks end by themselves when one fails; a rank that does not is stopped or stuck, and nothing is worth the wait.
+    config.grace = GRACE;
     // Rank 0 writes to the terminal, so that a rank alone has no log.
     config.log_dir = (ranks > 1).then(|| out.join(LOG_FOLDER));
     Ok(config)
@@ -105,9 +111,9 @@ fn run_rank(
     let started = Instant::now();
     let (rank, world_size) = (environment.rank, environment.world_size);
     let config = RunConfig::new(options, Some(distributed));
-    let out = options.out.clone().unwrap_or_else(|| RunFolder::default_path(recipe));
     if rank == 0 {
-        RunFolder::check_unused(&out)?;
+        progress::check(options.progress)?;
+        options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
     }
     let device = config.device.select(environment.local_rank, environment.local_world_size)?;
     let images = Images::open(&config)?;
@@ -123,8 +129,14 @@ fn run_rank(
     // Each rank draws the same weights; rank 0's are sent to all.
     device.device.seed(config.seed);
     let model = config.model(images.num_classes()).init(&device.device.clone().autodiff()).materialize();
-    let (parallel, model) = Parallel::join(&group, model, &ddp_config(distributed))?;
+    let (parallel, model) = Parallel::join(&group, model, &ddp_config(distributed, &device))?;
     let progress = display(options.progress, rank);
+    let out = match &options.out {
+        Some(out) => out.clone(),
+        None if rank == 0 => RunFolder::claim(recipe)?,
+        // Only rank 0 writes.
+        None => PathBuf::new(),
+    };
     Run { recipe, config, device, train, test, parallel, out, progress, started }.train(model)?;
     Ok(ExitCode::SUCCESS)
 }

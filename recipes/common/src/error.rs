@@ -83,7 +83,11 @@ impl RecipeError {
             }
             _ => ErrorKind::Failure,
         };
-        Self { kind, ..Self::from_text(what, &error.to_string()) }
+        // The library speaks to programmers; who runs a recipe has an option.
+        let text = ["GroupOptions::with_timeout", "GroupOptions::with_connect_timeout"]
+            .iter()
+            .fold(error.to_string(), |text, name| text.replace(name, "--timeout-seconds"));
+        Self { kind, ..Self::from_text(what, &text) }
     }
 
     /// A failure to start or watch the ranks.

@@ -1,5 +1,6 @@
 //! The frame around a recipe: logging, panics, errors, exit code.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use burn_nccl::launch::{install_panic_hook, report_consequence, report_error};
@@ -14,7 +15,8 @@ use crate::error::{ErrorKind, RecipeError, Result};
 pub fn main(recipe: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
     install_panic_hook();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
     recipe().unwrap_or_else(|error| {
         tell(&error);
         ExitCode::from(error.exit_code())

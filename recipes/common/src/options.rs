@@ -6,6 +6,7 @@ use burn_nccl::ddp::WireFormat;
 use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, Stem};
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceChoice;
@@ -22,7 +23,7 @@ pub struct TrainOptions {
     pub model: Depth,
 
     /// Height and width of the images in pixels [default: 8 for digits, 32 for CIFAR, 224 for folders]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = pixels)]
     pub image_size: Option<usize>,
 
     /// First layers: cifar (for images of up to about 64 pixels) or imagenet [default: by image size]
@@ -91,16 +92,16 @@ pub struct DistributedOptions {
     pub nproc_per_node: NprocPerNode,
 
     /// Address of rank 0, when the recipe starts the ranks
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: String,
 
     /// Port of the rendezvous, when the recipe starts the ranks [default: a free one]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
-    /// Size of a gradient bucket in MiB
-    #[arg(long, value_name = "X", value_parser = positive, default_value_t = 25.0)]
-    pub bucket_mb: f64,
+    /// Size of a gradient bucket in MiB [default: 4 on the CPU, 25 on GPUs]
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub bucket_mb: Option<f64>,
 
     /// Element type in which gradients travel: f32, f16 or bf16
     #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
@@ -166,7 +167,15 @@ impl Wire {
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(format!("`{text}` does not count anything: give a whole number of at least 1")),
+        _ => Err(format!("`{text}` is no number to count with: give a whole number of at least 1")),
+    }
+}
+
+/// An edge of an image; a larger one is a slip of the finger that would ask for more memory than there is.
+fn pixels(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=4096).contains(&number) => Ok(number),
+        _ => Err(format!("`{text}` is out of range: give a whole number from 1 to 4096")),
     }
 }
 

@@ -11,6 +11,8 @@ use crate::error::{RecipeError, Result};
 
 /// The one thing that may be in the folder before the run: what the ranks print.
 pub const LOG_FOLDER: &str = "logs";
+/// The ending of a file that is being written. What a crash leaves of one does not count as a run.
+const UNFINISHED: &str = ".unfinished";
 
 /// A run's folder. Files appear in it complete or not at all.
 #[derive(Clone, Debug)]
@@ -19,10 +21,27 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// The folder of a run that names none: `runs/<recipe>-<UTC time>`.
-    pub fn default_path(recipe: &str) -> PathBuf {
+    /// Creates the folder of a run that names none: `runs/<recipe>-<UTC time>`, with `-2` and so on behind it where
+    /// another run began in the same second.
+    ///
+    /// # Errors
+    /// Where it cannot be created.
+    pub fn claim(recipe: &str) -> Result<PathBuf> {
+        let runs = Path::new("runs");
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
-        Path::new("runs").join(format!("{recipe}-{}", utc(seconds)))
+        let name = format!("{recipe}-{}", utc(seconds));
+        fs::create_dir_all(runs).map_err(|error| RecipeError::file("create", runs, error))?;
+        let mut path = runs.join(&name);
+        for number in 2.. {
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    path = runs.join(format!("{name}-{number}"));
+                }
+                Err(error) => return Err(RecipeError::file("create the run folder", &path, error)),
+                Ok(()) => break,
+            }
+        }
+        Ok(path)
     }
 
     /// Makes sure that `path` holds no other run, without creating it.
@@ -35,7 +54,9 @@ impl RunFolder {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(RecipeError::file("use the run folder", path, error)),
         };
-        let found = entries.flatten().map(|entry| entry.file_name()).find(|name| name != LOG_FOLDER);
+        let is_run =
+            |name: &std::ffi::OsString| name != LOG_FOLDER && !name.to_string_lossy().ends_with(UNFINISHED);
+        let found = entries.flatten().map(|entry| entry.file_name()).find(is_run);
         found.map_or(Ok(()), |found| {
             Err(RecipeError::usage(
                 format!("cannot write the run to {}", path.display()),
@@ -80,7 +101,7 @@ impl RunFolder {
     /// # Errors
     /// Where the file cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let (path, unfinished) = (self.file(name), self.file(&format!(".{name}.unfinished")));
+        let (path, unfinished) = (self.file(name), self.file(&format!(".{name}{UNFINISHED}")));
         let publish = || {
             let mut file = fs::File::create(&unfinished)?;
             file.write_all(bytes)?;
@@ -88,7 +109,10 @@ impl RunFolder {
             file.sync_all()?;
             fs::rename(&unfinished, &path)
         };
-        publish().map_err(|error| RecipeError::file("write", &path, error))
+        publish().map_err(|error| {
+            let _ = fs::remove_file(&unfinished);
+            RecipeError::file("write", &path, error)
+        })
     }
 }
 

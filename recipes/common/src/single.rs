@@ -10,7 +10,7 @@ use crate::data::Images;
 use crate::error::Result;
 use crate::options::TrainOptions;
 use crate::parallel::Parallel;
-use crate::progress::display;
+use crate::progress::{self, display};
 use crate::run_folder::RunFolder;
 use crate::train::Run;
 
@@ -21,8 +21,8 @@ use crate::train::Run;
 pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     let started = Instant::now();
     let config = RunConfig::new(options, None);
-    let out = options.out.clone().unwrap_or_else(|| RunFolder::default_path(recipe));
-    RunFolder::check_unused(&out)?;
+    progress::check(options.progress)?;
+    options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
     let device = config.device.select(0, 1)?;
     let images = Images::open(&config)?;
     let train = images.train_loader(&config, &device.device.clone().autodiff(), 0, 1)?;
@@ -32,6 +32,7 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     // Draws the weights now, in the order of the layers.
     let model = model.materialize();
     let (parallel, progress) = (Parallel::Alone, display(options.progress, 0));
+    let out = options.out.clone().map_or_else(|| RunFolder::claim(recipe), Ok)?;
     Run { recipe, config, device, train, test, parallel, out, progress, started }.train(model)?;
     Ok(ExitCode::SUCCESS)
 }

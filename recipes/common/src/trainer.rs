@@ -168,7 +168,8 @@ impl Trainer {
         record.loss = sums[0] / self.run.parallel.world_size() as f64;
         self.stop |= sums[1] > 0.0;
         if !record.loss.is_finite() {
-            return Err(self.diverged(&record));
+            let why = format!("the loss is {} with learning rate {:.4}", record.loss, record.lr);
+            return Err(self.diverged(record.step, why));
         }
         self.last_loss = record.loss;
         if self.run.parallel.rank() == 0 {
@@ -178,10 +179,10 @@ impl Trainer {
         Ok(())
     }
 
-    fn diverged(&self, record: &StepRecord) -> RecipeError {
+    fn diverged(&self, step: usize, why: String) -> RecipeError {
         let error = RecipeError::failure(
-            format!("training diverged at step {}", record.step),
-            format!("the loss is {} with learning rate {:.4}", record.loss, record.lr),
+            format!("training diverged at step {step}"),
+            why,
             format!("use a smaller --lr than {} or a longer --warmup-epochs", self.run.config.lr),
         );
         // Every rank fails with this; one of them says so.
@@ -194,6 +195,10 @@ impl Trainer {
         let evaluation =
             evaluate(&model.valid(), &self.run.test, &self.run.device.device, &self.run.parallel)?;
         let step = self.steps;
+        if !evaluation.loss.is_finite() {
+            let why = format!("the test loss is {}", evaluation.loss);
+            return Err(self.diverged(step, why));
+        }
         if self.run.parallel.rank() == 0 {
             self.recorder()?.evaluation(step, &evaluation)?;
         }

@@ -97,6 +97,18 @@ fn prepare(link: Link) -> std::io::Result<Link> {
     for stream in [&link.data, &link.control] {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        unpace(stream);
     }
     Ok(link)
+}
+
+/// Takes pacing off a connection within one machine.
+///
+/// Where the system's congestion control paces what it sends (bbr), a loopback connection would wait for timers although
+/// nothing on it can be congested. Not being allowed to change it costs speed only.
+fn unpace(stream: &TcpStream) {
+    if stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(stream).set_tcp_congestion(b"reno");
+    }
 }

@@ -51,6 +51,7 @@ impl Progress for Bar {
 
     fn finish(&mut self, summary: &Summary, folder: &Path) {
         self.bar.finish();
+        eprintln!();
         println!("{}", closing_line(summary, folder));
     }
 }

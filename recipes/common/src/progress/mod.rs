@@ -7,6 +7,7 @@ mod tui;
 use std::io::IsTerminal;
 use std::path::Path;
 
+use crate::error::{RecipeError, Result};
 use crate::metrics::{Evaluation, StepRecord, Summary};
 use crate::options::ProgressChoice;
 
@@ -37,6 +38,21 @@ pub trait Progress {
     fn stop_requested(&self) -> bool {
         false
     }
+}
+
+/// Finds out whether the display can be shown.
+///
+/// # Errors
+/// A usage error where the dashboard has no terminal.
+pub fn check(choice: ProgressChoice) -> Result<()> {
+    if choice == ProgressChoice::Tui && !std::io::stdout().is_terminal() {
+        return Err(RecipeError::usage(
+            "cannot show the dashboard",
+            "--progress tui needs a terminal, and the output is not one",
+            "use --progress plain",
+        ));
+    }
+    Ok(())
 }
 
 /// The display that was asked for, on rank 0; nothing on the other ranks.
