@@ -469,7 +469,10 @@ mod tests {
             assert!(text.contains(name), "{text}");
         }
         let text = read(&RUN.replace("LOCAL_RANK=1", "LOCAL_RANK=2")).unwrap_err().to_string();
-        assert!(text.contains("LOCAL_RANK is `2`, expected a number below the local world size, 2"), "{text}");
+        assert!(
+            text.contains("LOCAL_RANK is `2`, expected a number below the local world size, 2"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -337,7 +337,8 @@ impl<'a> Exchange<'a> {
         events
     }
 
-    /// Names the ranks that never came to this collective, or else those that have not finished it.
+    /// Names the ranks that never came to this collective, or else those that are furthest behind in it: the others wait
+    /// for them, and what waits for a stopped rank has not finished either.
     fn late(&self) -> Failure {
         let lanes = || self.lanes.iter().enumerate();
         let mut late: Vec<usize> = lanes()
@@ -345,7 +346,12 @@ impl<'a> Exchange<'a> {
             .map(|(index, _)| index)
             .collect();
         if late.is_empty() {
-            late = lanes().filter(|(_, lane)| !lane.finished()).map(|(index, _)| index).collect();
+            let unfinished = || lanes().filter(|(_, lane)| !lane.finished());
+            let least = unfinished().map(|(_, lane)| lane.moved()).min();
+            late = unfinished()
+                .filter(|(_, lane)| Some(lane.moved()) == least)
+                .map(|(index, _)| index)
+                .collect();
         }
         Failure::Deadline {
             missing: late.iter().map(|lane| self.tcp.links[*lane].rank).collect(),

@@ -39,6 +39,8 @@ pub(super) struct Cursor {
     schedule: Schedule,
     pub(super) piece: Option<Piece>,
     pub(super) done: usize,
+    /// Bytes of all pieces that have moved.
+    moved: usize,
     /// Bytes of the header that have moved.
     pub(super) header: usize,
     /// Whether the socket may have room or bytes: cleared when it ran out, set again by `poll`.
@@ -48,12 +50,13 @@ pub(super) struct Cursor {
 impl Cursor {
     fn new(mut schedule: Schedule) -> Self {
         let piece = schedule.next();
-        Self { schedule, piece, done: 0, header: 0, open: true }
+        Self { schedule, piece, done: 0, moved: 0, header: 0, open: true }
     }
 
     /// Counts bytes of the current piece; returns the piece when that completes it.
     pub(super) fn advance(&mut self, count: usize) -> Option<Piece> {
         self.done += count;
+        self.moved += count;
         if self.done < self.piece.as_ref()?.range.len() {
             return None;
         }
@@ -84,5 +87,10 @@ impl Lane {
 
     pub(super) fn finished(&self) -> bool {
         self.sending.finished() && self.receiving.finished()
+    }
+
+    /// Bytes that have moved in both directions.
+    pub(super) fn moved(&self) -> usize {
+        self.sending.moved + self.receiving.moved
     }
 }
