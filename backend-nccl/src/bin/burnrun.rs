@@ -32,7 +32,7 @@ struct Options {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     master_port: Option<u16>,
 
-    /// Also write each rank's output to <DIR>/rank-<N>.log
+    /// Also write each rank's output to DIR/rank-N.log
     #[arg(long, value_name = "DIR", conflicts_with = "no_prefix")]
     log_dir: Option<PathBuf>,
 

@@ -70,7 +70,7 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub workers: usize,
 
-    /// Folder for the results; it must not hold another run [default: runs/<RECIPE>-<TIME>]
+    /// Folder for the results; it must not hold another run [default: runs/RECIPE-TIME]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
