@@ -7,19 +7,19 @@
 //! Both sides run in turn, so that they see the same machine; the last line of each size is the median of the rounds'
 //! ratios.
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Instant;
 
-use burn_nccl::launch::{LaunchConfig, Outcome, RankOutput, run};
 use burn_nccl::{DType, Environment, ProcessGroup, ReduceOp};
+use support::{AnyError, median};
 
 const COUNTS: [usize; 5] = [256, 16_384, 262_144, 6_553_600, 25_600_000];
 const REPEATS: usize = 11;
-const RESULT_FILE: &str = "BURN_NCCL_BENCH_RESULT";
 const GLOO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/all_reduce_gloo.py");
 
-type AnyError = Box<dyn std::error::Error>;
 /// Median seconds by bytes.
 type Times = BTreeMap<usize, f64>;
 
@@ -27,7 +27,7 @@ fn main() -> Result<(), AnyError> {
     if let Some(environment) = Environment::read()? {
         return rank(&environment);
     }
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(5);
+    let rounds = support::rounds();
     let mut pairs: BTreeMap<usize, Vec<(f64, Option<f64>)>> = BTreeMap::new();
     for _ in 0..rounds {
         let (own, gloo) = (own()?, gloo()?);
@@ -50,18 +50,7 @@ fn main() -> Result<(), AnyError> {
 }
 
 fn own() -> Result<Times, AnyError> {
-    let file = std::env::temp_dir().join(format!("burn-nccl-all-reduce-{}", std::process::id()));
-    let mut config = LaunchConfig::this_program(2)?;
-    config.threads_per_rank = Some(1);
-    config.env.push((RESULT_FILE.into(), file.clone().into()));
-    config.rank_zero_output = RankOutput::Inherit;
-    match run(&config)? {
-        Outcome::Success => {}
-        other => return Err(other.to_string().into()),
-    }
-    let times = parse(&std::fs::read_to_string(&file)?)?;
-    std::fs::remove_file(&file)?;
-    Ok(times)
+    parse(&support::run_ranks(2)?)
 }
 
 fn gloo() -> Result<Option<Times>, AnyError> {
@@ -105,16 +94,10 @@ fn rank(environment: &Environment) -> Result<(), AnyError> {
             group.all_reduce(buffer, DType::F32, ReduceOp::Sum)?;
             seconds.push(start.elapsed().as_secs_f64());
         }
-        lines += &format!("{} {}\n", count * 4, median(seconds.into_iter()));
+        lines += &format!("{} {}\n", count * 4, median(seconds));
     }
     if group.rank() == 0 {
-        std::fs::write(std::env::var_os(RESULT_FILE).ok_or("run this through its parent")?, lines)?;
+        support::report(&lines)?;
     }
     Ok(())
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

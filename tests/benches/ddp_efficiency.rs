@@ -7,15 +7,17 @@
 //! ResNet-50, batch 8 a rank, 64x64, flex, SGD with momentum, buckets of 4 MiB. One rank alone and two ranks run in turn, so that both
 //! see the same machine; the result is the median of the rounds' ratios.
 
+mod support;
+
 use std::time::Instant;
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_nccl::launch::{LaunchConfig, Outcome, RankOutput, run};
 use burn_nccl::{DdpConfig, DistributedDataParallel, Environment, ProcessGroup};
 use burn_nccl_models::{Depth, ResNetConfig};
+use support::{AnyError, median};
 
 const BATCH: usize = 8;
 const SIZE: usize = 64;
@@ -23,15 +25,12 @@ const SIZE: usize = 64;
 const BUCKET_BYTES: usize = 4 << 20;
 const WARM_UP_STEPS: usize = 3;
 const STEPS: usize = 9;
-const RESULT_FILE: &str = "BURN_NCCL_BENCH_RESULT";
-
-type AnyError = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), AnyError> {
     if let Some(environment) = Environment::read()? {
         return rank(&environment);
     }
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(5);
+    let rounds = support::rounds();
     let mut ratios = Vec::new();
     for round in 1..=rounds {
         let (alone, two) = (measure(1)?, measure(2)?);
@@ -47,7 +46,7 @@ fn main() -> Result<(), AnyError> {
             100.0 * alone.wall / two.wall
         );
     }
-    println!("median efficiency {:.1}%", 100.0 * median(&mut ratios));
+    println!("median efficiency {:.1}%", 100.0 * median(ratios));
     Ok(())
 }
 
@@ -62,17 +61,7 @@ struct Step {
 
 /// Median seconds of a step with `ranks` ranks.
 fn measure(ranks: usize) -> Result<Step, AnyError> {
-    let file = std::env::temp_dir().join(format!("burn-nccl-bench-{}", std::process::id()));
-    let mut config = LaunchConfig::this_program(ranks)?;
-    config.threads_per_rank = Some(1);
-    config.env.push((RESULT_FILE.into(), file.clone().into()));
-    config.rank_zero_output = RankOutput::Inherit;
-    match run(&config)? {
-        Outcome::Success => {}
-        other => return Err(other.to_string().into()),
-    }
-    let text = std::fs::read_to_string(&file)?;
-    std::fs::remove_file(&file)?;
+    let text = support::run_ranks(ranks)?;
     let mut values = text.split_whitespace().map(str::parse::<f64>);
     match (values.next(), values.next(), values.next()) {
         (Some(wall), Some(cpu), Some(exposed)) => Ok(Step { wall: wall?, cpu: cpu?, exposed: exposed? }),
@@ -120,8 +109,8 @@ fn rank(environment: &Environment) -> Result<(), AnyError> {
         }
     }
     if group.rank() == 0 {
-        let result = format!("{} {} {}", median(&mut seconds), median(&mut busy), median(&mut exposed));
-        std::fs::write(std::env::var_os(RESULT_FILE).ok_or("run this through its parent")?, result)?;
+        let result = format!("{} {} {}", median(seconds), median(busy), median(exposed));
+        support::report(&result)?;
     }
     Ok(())
 }
@@ -133,9 +122,4 @@ fn cpu_seconds() -> f64 {
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
     let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
     ticks / 100.0
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

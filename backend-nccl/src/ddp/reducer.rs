@@ -191,7 +191,7 @@ impl Reducer {
             return Err(error);
         }
         self.complete_missing(state);
-        self.launch_ready(state)?;
+        self.launch_ready(state);
         for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
             let reduced = self.land(index, flight)?;
             state.handed_out[index] = Some(Arc::new(reduced));
@@ -221,13 +221,13 @@ impl Reducer {
         }
     }
 
-    fn launch_ready(&self, state: &mut State) -> Result<()> {
+    fn launch_ready(&self, state: &mut State) {
         while let Some(bucket) = self.plan.buckets.get(state.in_flight.len()) {
             let index = state.in_flight.len();
             if state.pending[index] > 0 {
-                return Ok(());
+                return;
             }
-            let Some(mut buffer) = state.buffers[index].take() else { return Ok(()) };
+            let Some(mut buffer) = state.buffers[index].take() else { return };
             let mut op = ReduceOp::Mean;
             if state.divisor != self.group.world_size() {
                 arithmetic::scale(&mut buffer, 1.0 / state.divisor as f64, bucket.dtype);
@@ -243,7 +243,6 @@ impl Reducer {
             state.in_flight.push(Flight { work, uncompressed });
             self.events.push(DdpEvent::BucketLaunched(index));
         }
-        Ok(())
     }
 
     /// Waits for a bucket and restores its full precision.
@@ -335,7 +334,10 @@ impl Reducer {
         state.filled[index] = true;
         state.pending[slot.bucket] -= 1;
         self.events.push(DdpEvent::GradientReady(index));
-        if state.phase == Phase::Reduce { self.launch_ready(state) } else { Ok(()) }
+        if state.phase == Phase::Reduce {
+            self.launch_ready(state);
+        }
+        Ok(())
     }
 }
 
