@@ -3,6 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use crate::{
+    amp::Precision,
     failure::{Failure, Ranks},
     rendezvous::Refusal,
     transport::{DType, OpKind, ReduceOp},
@@ -294,6 +295,55 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
+    /// A precision that does not exist.
+    #[error("unknown precision `{name}`: use f32, bf16 or f16")]
+    UnknownPrecision {
+        /// The name as given.
+        name: String,
+    },
+    /// A path of [`AutocastConfig`](crate::amp::AutocastConfig) that names no parameter.
+    #[error(
+        "full_precision_paths: `{pattern}` names no parameter of the model; the nearest are {}",
+        quoted(nearest)
+    )]
+    AutocastPath {
+        /// The path as given.
+        pattern: String,
+        /// The paths most like it.
+        nearest: Vec<String>,
+    },
+    /// A layer that cannot run under mixed precision.
+    #[error(
+        "{layer} at `{path}`{} cannot take {precision} input: {remedy}",
+        and_others(*others)
+    )]
+    AutocastLayer {
+        /// The name of the layer's type.
+        layer: String,
+        /// Its path; empty for the model itself.
+        path: String,
+        /// How many more layers of the model cannot either.
+        others: usize,
+        /// The precision of the policy.
+        precision: Precision,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A backend that lacks an op in half precision.
+    #[error(
+        "the backend `{backend}` cannot run {op} in {precision}: {cause}; train in f32 or on a backend that can, or keep \
+         the layers that need it in f32 by full_precision_paths"
+    )]
+    AutocastUnsupported {
+        /// The op.
+        op: &'static str,
+        /// The half type.
+        precision: Precision,
+        /// Burn's name of the backend.
+        backend: String,
+        /// Why.
+        cause: String,
+    },
 }
 
 impl Error {
@@ -304,6 +354,14 @@ impl Error {
             _ => None,
         }
     }
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn and_others(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" and {others} more") }
 }
 
 #[cfg(test)]

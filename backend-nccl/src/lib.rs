@@ -73,6 +73,7 @@
 // Without a backend the routing that the macro generates has nowhere to send its arguments.
 #![cfg_attr(not(any(feature = "flex", feature = "ndarray", feature = "cuda")), allow(unused_variables))]
 
+pub mod amp;
 mod backends;
 pub mod ddp;
 mod deadline;

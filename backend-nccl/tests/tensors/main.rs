@@ -3,6 +3,7 @@
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod adjoints;
+mod autocast;
 mod data_parallel;
 mod model;
 mod overlap;
