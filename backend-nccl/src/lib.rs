@@ -42,6 +42,8 @@
 //! - [`ProcessGroup`]: rank, world size, and collectives on byte buffers, with a deadline on every wait.
 //! - [`functions`]: the same on tensors, differentiable.
 //! - [`ddp`]: buckets, gradient hooks, the reducer, uneven inputs, and the burn-train strategy.
+//! - [`amp`]: gradient scaling for half precision, clipping by global norm.
+//! - [`accumulation`]: several micro-batches for one optimizer step.
 //! - [`launch`]: starts ranks, watches them and ends them together; the command `burnrun`.
 //! - [`rendezvous`] and [`transport`]: how ranks find each other, and how bytes move.
 //!
@@ -73,6 +75,8 @@
 // Without a backend the routing that the macro generates has nowhere to send its arguments.
 #![cfg_attr(not(any(feature = "flex", feature = "ndarray", feature = "cuda")), allow(unused_variables))]
 
+pub mod accumulation;
+pub mod amp;
 mod backends;
 pub mod ddp;
 mod deadline;
@@ -80,6 +84,8 @@ mod dtype;
 mod error;
 mod failure;
 pub mod functions;
+#[cfg(feature = "flex")]
+mod gradient_kernels;
 pub mod group;
 mod hook;
 pub mod launch;
@@ -95,6 +101,6 @@ pub use error::{Error, Result};
 pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
-pub use ops::{BucketSlot, Call, CollectiveBackend};
+pub use ops::{BucketSlot, Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use transport::{DType, ReduceOp};

@@ -10,7 +10,7 @@ use burn::backend::{Autodiff, TensorMetadata};
 use burn::tensor::Slice;
 
 use crate::hook::GradientHook;
-use crate::ops::{BucketSlot, Call, CollectiveBackend};
+use crate::ops::{BucketSlot, Call, CollectiveBackend, GradientNorm};
 use crate::transport::ReduceOp;
 
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
@@ -84,6 +84,15 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
 
     fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
         FloatTensor::<Self>::new(B::gradient_from_bucket(like.into_primitive(), slot))
+    }
+
+    fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (scaled, check) = B::scale_gradient(gradient.into_primitive(), factor);
+        (FloatTensor::<Self>::new(scaled), FloatTensor::<Self>::new(check))
+    }
+
+    fn gradient_norm(gradient: FloatTensor<Self>, norm: GradientNorm) -> FloatTensor<Self> {
+        FloatTensor::<Self>::new(B::gradient_norm(gradient.into_primitive(), norm))
     }
 }
 
