@@ -361,6 +361,107 @@ pub enum Error {
         /// Why.
         cause: String,
     },
+    /// Gradients of one optimizer were unscaled a second time.
+    #[error(
+        "the gradients of optimizer {optimizer} were unscaled twice since the last update, which would divide them by the \
+         square of the scale; call unscale once, after all micro-batches, and update at the end of each iteration"
+    )]
+    UnscaledTwice {
+        /// The optimizer's number, 0 where there is one.
+        optimizer: usize,
+    },
+    /// Gradients were unscaled after they were used.
+    #[error(
+        "unscale was called for optimizer {optimizer} after its step; call it between the backward pass and the step, \
+         and update before the next iteration"
+    )]
+    UnscaledAfterStep {
+        /// The optimizer's number, 0 where there is one.
+        optimizer: usize,
+    },
+    /// An optimizer stepped a second time.
+    #[error(
+        "optimizer {optimizer} stepped twice since the last update; call update at the end of each iteration, and \
+         number optimizers that share a scaler with GradScaler::optimizer"
+    )]
+    SteppedTwice {
+        /// The optimizer's number, 0 where there is one.
+        optimizer: usize,
+    },
+    /// An update without anything to decide by.
+    #[error(
+        "the loss scale cannot be updated: no gradients were unscaled since the last update; call update once per \
+         optimizer step, after it, and not between the micro-batches of a window"
+    )]
+    NothingUnscaled,
+    /// An optimizer without gradients.
+    #[error(
+        "optimizer {optimizer} has no gradients to unscale on any rank; pass the model whose parameters the loss \
+         depends on, and the gradients of its backward pass"
+    )]
+    NoGradients {
+        /// The optimizer's number, 0 where there is one.
+        optimizer: usize,
+    },
+    /// A setting or state of loss scaling that cannot work.
+    #[error("{setting} of the gradient scaler is {found}, expected {expected}")]
+    InvalidLossScaling {
+        /// The setting.
+        setting: &'static str,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The state of a disabled scaler, or of none.
+    #[error(
+        "the state of the gradient scaler is empty or lacks one of scale, growth_factor, backoff_factor, \
+         growth_interval and _growth_tracker; it was saved with scaling disabled, so start this run without it"
+    )]
+    EmptyScalerState,
+    /// A gradient in a type that cannot hold its unscaled value.
+    #[error(
+        "the gradient of `{parameter}` is f16, in which it underflows when it is unscaled; keep parameters in f32 and \
+         cast them for the forward pass with Autocast"
+    )]
+    HalfPrecisionGradient {
+        /// The parameter.
+        parameter: String,
+    },
+    /// Overflow at a scale that leaves nothing to reduce.
+    #[error(
+        "gradients overflow even with a loss scale of {scale}, and it may not fall below {min_scale}: the loss itself \
+         is infinite or NaN; look for such values in the data and the loss, lower the learning rate, or set min_scale"
+    )]
+    LossScaleFloor {
+        /// The scale at which they overflowed.
+        scale: f32,
+        /// The floor.
+        min_scale: f32,
+    },
+    /// Ranks scale their losses differently.
+    #[error(
+        "the loss scale differs between ranks ({ranks}), so that their gradients cannot be averaged; use the same \
+         GradScalerConfig and load the same state on every rank"
+    )]
+    LossScaleMismatch {
+        /// Each rank's scale.
+        ranks: String,
+    },
+    /// Gradients whose norm is not finite.
+    #[error(
+        "the norm of the gradients is {norm}, so they cannot be clipped; look for infinities in the data and the loss, \
+         lower the learning rate, or clear error_if_nonfinite and let a GradScaler skip the step"
+    )]
+    NonFiniteNorm {
+        /// The norm.
+        norm: f64,
+    },
+    /// An average of nothing.
+    #[error(
+        "the accumulation window is empty, so there are no gradients to average; add a micro-batch first"
+    )]
+    EmptyWindow,
 }
 
 impl Error {

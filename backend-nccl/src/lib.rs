@@ -43,6 +43,8 @@
 //! - [`functions`]: the same on tensors, differentiable.
 //! - [`ddp`]: buckets, gradient hooks, the reducer, uneven inputs, and the burn-train strategy.
 //! - [`sync_batch_norm`]: batch normalisation with the statistics of all ranks.
+//! - [`amp`]: gradient scaling for half precision, clipping by global norm.
+//! - [`accumulation`]: several micro-batches for one optimizer step.
 //! - [`launch`]: starts ranks, watches them and ends them together; the command `burnrun`.
 //! - [`rendezvous`] and [`transport`]: how ranks find each other, and how bytes move.
 //!
@@ -74,6 +76,7 @@
 // Without a backend the routing that the macro generates has nowhere to send its arguments.
 #![cfg_attr(not(any(feature = "flex", feature = "ndarray", feature = "cuda")), allow(unused_variables))]
 
+pub mod accumulation;
 pub mod amp;
 mod backends;
 mod batch_norm;
@@ -83,6 +86,8 @@ mod dtype;
 mod error;
 mod failure;
 pub mod functions;
+#[cfg(feature = "flex")]
+mod gradient_kernels;
 pub mod group;
 mod hook;
 pub mod launch;
@@ -100,6 +105,7 @@ pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
 pub use ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend};
+pub use ops::{BucketSlot, Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
 pub use transport::{DType, ReduceOp};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::Bytes;
+use burn::tensor::{Bytes, FloatDType};
 
 use crate::backends::host;
 use crate::batch_norm::{self, composed};
@@ -78,6 +78,15 @@ pub struct BatchNormSettings {
     pub epsilon: f64,
     /// The ranks whose batches are normalised together; `None` for this process alone.
     pub call: Option<Call>,
+/// A norm of a gradient `g`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum GradientNorm {
+    /// `Σ |g|`.
+    L1,
+    /// `√Σ g²`.
+    L2,
+    /// `max |g|`.
+    Max,
 }
 
 /// The collective operations of a backend, differentiable where the backend is.
@@ -192,6 +201,32 @@ pub trait CollectiveBackend: Backend {
         slope: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         composed::input_gradient::<Self>(x, gradient, [mean, scale, mean_gradient, slope])
+    /// `gradient * factor`, and an f32 tensor of one element that is 0 if every element of the product is finite and
+    /// anything else if not. Nothing is read to the host.
+    fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let scaled = match factor {
+            1.0 => gradient,
+            _ => Self::float_mul_scalar(gradient, factor.into()),
+        };
+        // 0 for every finite number, NaN for infinities and NaN.
+        let zeros = Self::float_mul_scalar(scaled.clone(), 0.0.into());
+        (scaled, Self::float_cast(Self::float_sum(zeros), FloatDType::F32))
+    }
+
+    /// The norm of `gradient` as an f32 tensor of one element, NaN if any element is.
+    fn gradient_norm(gradient: FloatTensor<Self>, norm: GradientNorm) -> FloatTensor<Self> {
+        let gradient = Self::float_cast(gradient, FloatDType::F32);
+        match norm {
+            GradientNorm::L1 => Self::float_sum(Self::float_abs(gradient)),
+            GradientNorm::L2 => {
+                Self::float_sqrt(Self::float_sum(Self::float_mul(gradient.clone(), gradient)))
+            }
+            GradientNorm::Max => {
+                // A backend's maximum may pass NaN by; the sum of zeros does not.
+                let zeros = Self::float_sum(Self::float_mul_scalar(gradient.clone(), 0.0.into()));
+                Self::float_add(Self::float_max_abs(gradient), zeros)
+            }
+        }
     }
 }
 

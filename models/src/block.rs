@@ -4,6 +4,7 @@ use burn::nn::{Initializer, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_nccl::SyncBatchNorm;
+use burn_nccl::amp::widen;
 
 use crate::norm::with_zero_gamma;
 use crate::pointwise::convolve;
@@ -86,8 +87,13 @@ impl Block {
             (Some(conv3), Some(bn3)) => bn3.forward(convolve(conv3, relu(x))),
             _ => x,
         };
-        relu(x + shortcut)
+        relu(add(x, shortcut))
     }
+}
+
+/// Adds in the wider of two types: where a policy keeps some layers of a block in f32 they differ.
+fn add(x: Tensor<4>, y: Tensor<4>) -> Tensor<4> {
+    if x.dtype() == y.dtype() { x + y } else { widen(x) + widen(y) }
 }
 
 fn last_norm(

@@ -1,6 +1,7 @@
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2d;
 use burn::tensor::{Device, Tensor, s};
+use burn_nccl::amp::match_dtype;
 
 /// Applies `conv`; in training on a CPU, a 1x1 convolution becomes one matrix product over batch and positions.
 ///
@@ -9,6 +10,8 @@ use burn::tensor::{Device, Tensor, s};
 /// backward time of a ResNet-50. A matrix product has matrix products for gradients, and its output, whose memory
 /// has the channels outermost, is the layout in which batch normalisation reduces without a copy.
 ///
+/// The input is cast to the weight's type, so that the network runs under any mixed-precision policy.
+///
 /// Inference keeps the convolution, so that an exported graph has a `Conv` node, and so do GPUs.
 ///
 /// # Shapes
@@ -16,6 +19,7 @@ use burn::tensor::{Device, Tensor, s};
 /// - `input`: `[batch, channels_in, height, width]`
 /// - output: `[batch, channels_out, height_out, width_out]`
 pub(crate) fn convolve(conv: &Conv2d, input: Tensor<4>) -> Tensor<4> {
+    let input = match_dtype(input, &conv.weight.val());
     let device = input.device();
     if device.is_autodiff() && is_cpu(&device) && is_pointwise(conv) {
         pointwise(conv, input)

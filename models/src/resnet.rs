@@ -6,8 +6,10 @@ use burn::tensor::activation::relu;
 use burn::tensor::module::adaptive_avg_pool2d;
 use burn::tensor::{Tensor, assert_shape};
 use burn_nccl::SyncBatchNorm;
+use burn_nccl::amp::{match_dtype, widen};
 
 use crate::block::Block;
+use crate::pointwise::convolve;
 
 /// A residual network for image classification, made by [`ResNetConfig::init`](crate::ResNetConfig::init).
 ///
@@ -36,6 +38,9 @@ pub struct ResNet {
 impl ResNet {
     /// Computes the logits, one row an image; no softmax.
     ///
+    /// Under a mixed-precision policy ([`burn_nccl::amp`]) each layer casts its input to its weight's type, so images may
+    /// be f32, and the logits have the type of `fc`: [`widen`] them for the loss.
+    ///
     /// # Shapes
     ///
     /// - `images`: `[batch, input_channels, height, width]`, any height and width of at least 1
@@ -46,8 +51,10 @@ impl ResNet {
     /// As [`forward_features`](Self::forward_features).
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let features = self.forward_features(images);
-        // [batch, features, h, w] -> [batch, features, 1, 1] -> [batch, features]
-        self.fc.forward(adaptive_avg_pool2d(features, [1, 1]).flatten(1, 3))
+        // [batch, features, h, w] -> [batch, features, 1, 1] -> [batch, features]. In f32: Flex sums f16 in f16, where
+        // a sum beyond 2048 loses its smaller terms.
+        let features = adaptive_avg_pool2d(widen(features), [1, 1]).flatten(1, 3);
+        self.fc.forward(match_dtype(features, &self.fc.weight.val()))
     }
 
     /// Computes the feature map that [`forward`](Self::forward) averages over its positions.
@@ -68,7 +75,7 @@ impl ResNet {
         let [_, input_channels, _, _] = self.conv1.weight.lazy_shape().dims();
         assert_shape!(images, [_, input_channels, _, _]);
 
-        let x = relu(self.bn1.forward(self.conv1.forward(images)));
+        let x = relu(self.bn1.forward(convolve(&self.conv1, images)));
         let x = match &self.maxpool {
             Some(maxpool) => maxpool.forward(x),
             None => x,

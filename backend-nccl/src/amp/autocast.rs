@@ -59,8 +59,8 @@ impl Autocast {
     /// [`Error::AutocastPath`](crate::Error::AutocastPath) for a path that names nothing;
     /// [`Error::AutocastLayer`](crate::Error::AutocastLayer) for a layer that cannot take half input.
     pub fn module<M: Module>(&self, module: &M) -> Result<M> {
-        let plan = plan::plan(module, self.precision(), &self.config.full_precision_paths)?;
         let Some(dtype) = self.precision().half() else { return Ok(module.clone()) };
+        let plan = plan::plan(module, self.precision(), &self.config.full_precision_paths)?;
         let mut mapper = CastMapper { cast: plan.cast.into_iter(), dtype, done: HashMap::new() };
         Ok(module.clone().map(&mut mapper))
     }

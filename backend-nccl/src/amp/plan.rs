@@ -8,10 +8,7 @@ use burn::tensor::{DType, Tensor};
 use super::Precision;
 use super::policy::{Treatment, nearest, path_matches, treatment};
 use crate::error::{Error, Result};
-
-/// The container that `SyncBatchNorm` reports for one of its fields. Its parameters report burn-nn's `BatchNorm`, so that
-/// records are read as that layer's.
-const SYNC_BATCH_NORM: &str = "Struct:SyncBatchNorm";
+use crate::sync_batch_norm;
 
 /// What is done with a module's float tensors.
 pub(super) struct Plan {
@@ -80,7 +77,7 @@ struct Floats {
 
 impl ModuleVisitor for Floats {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == SYNC_BATCH_NORM {
+        if container_type == sync_batch_norm::CONTAINER {
             self.sync_batch_norms.insert(self.path.clone());
         }
         self.path.push(name.into());

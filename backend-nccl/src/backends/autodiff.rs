@@ -11,7 +11,7 @@ use burn::tensor::Slice;
 
 use super::autodiff_batch_norm;
 use crate::hook::GradientHook;
-use crate::ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend};
+use crate::ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend, GradientNorm};
 use crate::transport::ReduceOp;
 
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
@@ -95,6 +95,15 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         settings: BatchNormSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, u64) {
         autodiff_batch_norm::record::<B, C>(x, gamma, beta, &settings)
+    }
+
+    fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (scaled, check) = B::scale_gradient(gradient.into_primitive(), factor);
+        (FloatTensor::<Self>::new(scaled), FloatTensor::<Self>::new(check))
+    }
+
+    fn gradient_norm(gradient: FloatTensor<Self>, norm: GradientNorm) -> FloatTensor<Self> {
+        FloatTensor::<Self>::new(B::gradient_norm(gradient.into_primitive(), norm))
     }
 }
 

@@ -43,6 +43,9 @@
 mod connect;
 mod module;
 
+/// What a visitor sees in a [`SyncBatchNorm`] before its parameters.
+pub(crate) const CONTAINER: &str = "Struct:SyncBatchNorm";
+
 pub use connect::connect;
 pub(crate) use connect::connect_and_count;
 #[cfg(feature = "train")]

@@ -9,6 +9,7 @@ use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Device, Tensor, assert_shape};
 use serde::{Deserialize, Serialize};
 
+use super::CONTAINER;
 use super::connect::group_in_scope;
 use crate::backends;
 use crate::error::{Error, Result};
@@ -231,6 +232,10 @@ impl Module for SyncBatchNorm {
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        // Its parameters report burn-nn's layer as their container, so that records are read as that layer's; this tells
+        // the two apart where it matters, since only this one takes half input.
+        visitor.enter_module("", CONTAINER);
+        visitor.exit_module("", CONTAINER);
         self.norm.visit(visitor);
     }
 

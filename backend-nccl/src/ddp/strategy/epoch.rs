@@ -7,6 +7,7 @@ use burn::train::{
 };
 
 use super::Session;
+use crate::amp::Autocast;
 use crate::ddp::{DistributedDataParallel, UnevenInputs};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
@@ -66,6 +67,8 @@ pub(super) struct TrainEpoch<M: LearnerModel> {
     /// Micro-batches per optimizer step.
     pub(super) accumulation: usize,
     pub(super) uneven_inputs: UnevenInputs,
+    /// Makes the copy of the model that a step runs on.
+    pub(super) autocast: Autocast,
 }
 
 impl<M: LearnerModel> TrainEpoch<M> {
@@ -113,7 +116,7 @@ impl<M: LearnerModel> TrainEpoch<M> {
                 }
                 continue;
             };
-            let output = step(batch, reduces, learner, ddp)?;
+            let output = step(batch, reduces, learner, ddp, &self.autocast)?;
             let progress = session.global(progress);
             let item = TrainingItem::new(output, progress, Some(iteration), Some(learner.lr_current()));
             session.emit(|processor| processor.process_train(LearnerEvent::ProcessedItem(item)));
@@ -129,9 +132,10 @@ fn step<M: LearnerModel>(
     reduces: bool,
     learner: &mut Learner<M>,
     ddp: &mut DistributedDataParallel,
+    autocast: &Autocast,
 ) -> Result<<M as TrainStep>::Output> {
     let model = learner.model();
-    let hooked = ddp.hook(&model)?;
+    let hooked = autocast.module(&ddp.hook(&model)?)?;
     // The step's own gradients are empty: the hooked module's parameters are no leaves.
     if !reduces {
         return ddp.accumulate_during(|| TrainStep::step(&hooked, batch).item);

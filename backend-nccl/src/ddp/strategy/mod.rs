@@ -15,6 +15,7 @@ use burn::train::{
 };
 
 use super::{DdpConfig, DistributedDataParallel};
+use crate::amp::{Autocast, Precision};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::sync_batch_norm;
@@ -41,12 +42,20 @@ use renderer::SilentRenderer;
 pub struct DdpStrategy {
     group: ProcessGroup,
     config: DdpConfig,
+    autocast: Autocast,
 }
 
 impl DdpStrategy {
     /// A strategy for the ranks of `group`.
     pub fn new(group: &ProcessGroup, config: DdpConfig) -> Self {
-        Self { group: group.clone(), config }
+        Self { group: group.clone(), config, autocast: Autocast::new(Precision::F32) }
+    }
+
+    /// Runs each training step on the half copy of the model that `autocast` makes; validation stays in f32. The step
+    /// itself widens what must not run in half, as [`amp`](crate::amp) tells. What the backend lacks is an error before
+    /// the first step.
+    pub fn with_autocast(self, autocast: Autocast) -> Self {
+        Self { autocast, ..self }
     }
 
     /// Makes `training` run with this strategy. Call it last: on ranks other than 0 it replaces the renderer and the
@@ -85,12 +94,14 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
             loader: dataloader_train.to_device(&device),
             accumulation: components.grad_accumulation.unwrap_or(1),
             uneven_inputs: self.config.uneven_inputs,
+            autocast: self.autocast.clone(),
         };
         let valid = dataloader_valid.to_device(&device.inner());
         let mut checkpointer = components.checkpointer.filter(|_| self.group.rank() == 0);
         let mut early_stopping = components.early_stopping;
 
         let outcome = (|| {
+            self.autocast.check(&learner.model(), &device)?;
             let (mut ddp, model) = DistributedDataParallel::new(learner.model(), &self.group, &self.config)?;
             // The learner keeps its own module and takes values only, so its layers are connected here.
             sync_batch_norm::connecting(&self.group, || learner.load_model(model.into_record()));

@@ -1,0 +1,109 @@
+//! Clipping by the norm of all gradients together.
+
+use burn::backend::Dispatch;
+use burn::config::Config;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+use super::gradients::{self, Accepted};
+use crate::backends;
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
+use crate::ops::{CollectiveBackend, GradientNorm};
+use crate::transport::DType;
+
+/// Keeps a norm of zero from dividing; PyTorch's constant.
+const EPSILON: f64 = 1e-6;
+
+/// Clipping by the global norm: the gradients of all parameters count as one vector, whose direction stays.
+///
+/// `g ← g · min(1, max_norm / (‖g‖ + 1e-6))`. Burn's own clipping by norm takes each tensor by itself.
+///
+/// Clip after [`GradScaler::unscale`](super::GradScaler::unscale): `max_norm` is meant for the true gradients.
+///
+/// Source: `torch.nn.utils.clip_grad_norm_`.
+#[derive(Config, Debug, PartialEq)]
+pub struct ClipGradNormConfig {
+    /// The largest norm that gradients keep.
+    pub max_norm: f64,
+    /// Which norm.
+    #[config(default = "GradientNorm::L2")]
+    pub norm: GradientNorm,
+    /// Whether a norm that is not finite is an error. With a `GradScaler` it should not be: it skips such a step.
+    #[config(default = false)]
+    pub error_if_nonfinite: bool,
+}
+
+impl ClipGradNormConfig {
+    /// Clips the gradients of `model` and returns them with the norm that they had.
+    ///
+    /// `shards` is for a model of which each rank holds a part: the norm is then that of all ranks' gradients, and
+    /// every rank must call. In data-parallel training all ranks have the whole gradients, and `shards` is `None`.
+    ///
+    /// # Errors
+    /// [`Error::NonFiniteNorm`] if asked for, on all ranks; what the collective returns.
+    pub fn clip<M: Module>(
+        &self,
+        model: &M,
+        gradients: GradientsParams,
+        shards: Option<&ProcessGroup>,
+    ) -> Result<(GradientsParams, f64)> {
+        backends::check()?;
+        let mut visitor =
+            Norms { norm: self.norm, gradients: &gradients, seen: Vec::new(), norms: Vec::new() };
+        model.visit(&mut visitor);
+        let norms = gradients::read(visitor.norms)?;
+        let own = combine(self.norm, norms.into_iter().map(f64::from));
+        let total = match shards {
+            Some(group) => combine(self.norm, gather(own, group)?.into_iter()),
+            None => own,
+        };
+        if self.error_if_nonfinite && !total.is_finite() {
+            return Err(Error::NonFiniteNorm { norm: total });
+        }
+        let factor = self.max_norm / (total + EPSILON);
+        if factor >= 1.0 {
+            return Ok((gradients, total));
+        }
+        let scaled = gradients::scale(model, gradients, factor as f32, Accepted::Any)?;
+        Ok((scaled.gradients, total))
+    }
+}
+
+/// The norm of a vector from those of its parts. A part that is NaN makes the whole NaN.
+fn combine(norm: GradientNorm, parts: impl Iterator<Item = f64>) -> f64 {
+    match norm {
+        GradientNorm::L1 => parts.sum(),
+        GradientNorm::L2 => parts.map(|part| part * part).sum::<f64>().sqrt(),
+        GradientNorm::Max => {
+            parts.fold(0.0, |most, part| if part > most || part.is_nan() { part } else { most })
+        }
+    }
+}
+
+fn gather(own: f64, group: &ProcessGroup) -> Result<Vec<f64>> {
+    let mut all = vec![0.0; group.world_size()];
+    group.all_gather(&own.to_ne_bytes(), bytemuck::cast_slice_mut(&mut all), DType::F64)?;
+    Ok(all)
+}
+
+struct Norms<'a> {
+    norm: GradientNorm,
+    gradients: &'a GradientsParams,
+    seen: Vec<ParamId>,
+    norms: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Norms<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.seen.contains(&param.id) {
+            return;
+        }
+        self.seen.push(param.id);
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            let gradient = gradient.without_autodiff().into_dispatch();
+            self.norms.push(Tensor::from_dispatch(Dispatch::gradient_norm(gradient, self.norm)));
+        }
+    }
+}
