@@ -78,6 +78,8 @@ pub struct BatchNormSettings {
     pub epsilon: f64,
     /// The ranks whose batches are normalised together; `None` for this process alone.
     pub call: Option<Call>,
+}
+
 /// A norm of a gradient `g`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum GradientNorm {
@@ -201,6 +203,8 @@ pub trait CollectiveBackend: Backend {
         slope: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         composed::input_gradient::<Self>(x, gradient, [mean, scale, mean_gradient, slope])
+    }
+
     /// `gradient * factor`, and an f32 tensor of one element that is 0 if every element of the product is finite and
     /// anything else if not. Nothing is read to the host.
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {

@@ -96,7 +96,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
             uneven_inputs: self.config.uneven_inputs,
             autocast: self.autocast.clone(),
         };
-        let valid = dataloader_valid.to_device(&device.inner());
+        let valid = dataloader_valid.to_device(&device.clone().inner());
         let mut checkpointer = components.checkpointer.filter(|_| self.group.rank() == 0);
         let mut early_stopping = components.early_stopping;
 
