@@ -17,7 +17,8 @@ pub struct AutocastConfig {
     pub precision: Precision,
     /// Parameters that stay in f32 although the policy would cast them, or modules whose parameters all do. A path has
     /// the field names from the model's root, joined by dots (`layer4.1.conv2.weight`, `layer4`); `*` stands for any
-    /// characters between two dots (`layer*.*.conv1`).
+    /// characters between two dots (`layer*.*.conv1`). Naming one parameter of a convolution, linear or norm layer keeps
+    /// the layer, since its weight and bias must have one type.
     #[config(default = "Vec::new()")]
     pub full_precision_paths: Vec<String>,
 }
@@ -115,5 +116,24 @@ impl ModuleMapper for CastMapper {
             }
         };
         Param::initialized(id, cast)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+
+    use super::*;
+
+    #[test]
+    fn each_parameter_is_cast_once_however_often_it_occurs() {
+        let device = Device::flex().autodiff();
+        let layer: Linear = LinearConfig::new(2, 2).init(&device);
+        let module = vec![layer.clone(), layer.clone(), LinearConfig::new(2, 2).init(&device)];
+        let cast = vec![true; 6].into_iter();
+        let mut mapper = CastMapper { cast, dtype: FloatDType::BF16, done: HashMap::new() };
+        let copy = module.map(&mut mapper);
+        assert_eq!(mapper.done.len(), 4);
+        assert!(copy.iter().all(|layer| layer.weight.val().dtype() == burn::tensor::DType::BF16));
     }
 }

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
 
 use super::Precision;
-use super::policy::{Treatment, nearest, path_matches, treatment};
+use super::policy::{Treatment, is_layer, nearest, path_matches, treatment};
 use crate::error::{Error, Result};
 use crate::sync_batch_norm;
 
@@ -58,6 +58,17 @@ struct Float {
 impl Float {
     fn name(&self) -> String {
         self.path.join(".")
+    }
+
+    fn is_named(&self, patterns: &[String]) -> bool {
+        let name = self.name();
+        patterns.iter().any(|pattern| path_matches(pattern, &name))
+    }
+
+    /// The path of the layer of burn-nn that holds it.
+    fn burn_layer(&self) -> Option<&[String]> {
+        let container = self.containers.last()?;
+        is_layer(container).then(|| &self.path[..self.path.len() - 1])
     }
 
     /// The outermost layer with a rule: its path's length and its treatment.
@@ -114,9 +125,13 @@ impl Floats {
     }
 
     fn treatments(&self, precision: Precision, kept: &[String]) -> Vec<Treatment> {
-        let treat = |float: &Float| {
-            let name = float.name();
-            if !is_castable(float.dtype) || kept.iter().any(|pattern| path_matches(pattern, &name)) {
+        let named: Vec<bool> = self.entries.iter().map(|float| float.is_named(kept)).collect();
+        let floats = self.entries.iter().zip(&named);
+        let kept_layers: HashSet<&[String]> =
+            floats.filter(|(_, named)| **named).filter_map(|(float, _)| float.burn_layer()).collect();
+        let treat = |(float, named): (&Float, &bool)| {
+            let in_kept_layer = float.burn_layer().is_some_and(|layer| kept_layers.contains(layer));
+            if !is_castable(float.dtype) || *named || in_kept_layer {
                 return Treatment::Keep;
             }
             match float.layer(precision) {
@@ -125,7 +140,7 @@ impl Floats {
                 None => Treatment::Cast,
             }
         };
-        self.entries.iter().map(treat).collect()
+        self.entries.iter().zip(&named).map(treat).collect()
     }
 
     fn check_layers(&self, treatments: &[Treatment], precision: Precision) -> Result<()> {

@@ -121,6 +121,15 @@ pub(super) fn treatment(container: &str, precision: Precision) -> Option<Treatme
     })
 }
 
+/// Whether a container is a layer of burn-nn whose parameters meet in one op, so that they must have one type.
+pub(super) fn is_layer(container: &str) -> bool {
+    let Some(layer) = container.strip_prefix("Struct:") else { return false };
+    layer == "Linear"
+        || layer.ends_with("Norm")
+        || layer.starts_with("Conv")
+        || layer.starts_with("DeformConv")
+}
+
 /// Whether `pattern` names the parameter at `path` or a module that holds it: equal component by component, where `*`
 /// stands for any characters within one.
 pub(super) fn path_matches(pattern: &str, path: &str) -> bool {
