@@ -11,6 +11,7 @@ mod model;
 mod overlap;
 mod scaling;
 mod scaling_on_ranks;
+mod sync_batch_norm;
 
 use std::time::Duration;
 
