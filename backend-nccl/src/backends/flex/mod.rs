@@ -9,6 +9,8 @@ use crate::hook::GradientHook;
 use crate::ops::{BucketSlot, CollectiveBackend};
 use crate::strided::{self, Strided};
 
+mod batch_norm;
+
 impl CollectiveBackend for Flex {
     fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
         let dtype = gradient.dtype();
