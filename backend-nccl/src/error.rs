@@ -270,6 +270,23 @@ pub enum Error {
         /// The number of ranks.
         world_size: usize,
     },
+    /// A batch that has no variance because it has one value.
+    #[error(
+        "batch normalisation got one value per channel from all ranks together, so that nothing would be left of it; train with at least two values per channel, or freeze the layer"
+    )]
+    OneValuePerChannel,
+    /// An option of data-parallel training that a synchronized batch norm cannot meet.
+    #[error(
+        "{option} cannot be used with a model that has synchronized batch norm layers: {reason}; {remedy}"
+    )]
+    SyncBatchNormOption {
+        /// The option.
+        option: String,
+        /// What would go wrong.
+        reason: &'static str,
+        /// What to set instead.
+        remedy: &'static str,
+    },
     /// Gradients that were accumulated and never reduced.
     #[error(
         "{micro_batches} micro-batches were accumulated and never reduced; end the last window with backward"

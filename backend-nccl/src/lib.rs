@@ -42,6 +42,7 @@
 //! - [`ProcessGroup`]: rank, world size, and collectives on byte buffers, with a deadline on every wait.
 //! - [`functions`]: the same on tensors, differentiable.
 //! - [`ddp`]: buckets, gradient hooks, the reducer, uneven inputs, and the burn-train strategy.
+//! - [`sync_batch_norm`]: batch normalisation with the statistics of all ranks.
 //! - [`launch`]: starts ranks, watches them and ends them together; the command `burnrun`.
 //! - [`rendezvous`] and [`transport`]: how ranks find each other, and how bytes move.
 //!
@@ -74,6 +75,7 @@
 #![cfg_attr(not(any(feature = "flex", feature = "ndarray", feature = "cuda")), allow(unused_variables))]
 
 mod backends;
+mod batch_norm;
 pub mod ddp;
 mod deadline;
 mod dtype;
@@ -87,6 +89,7 @@ mod ops;
 pub mod rendezvous;
 #[cfg(feature = "flex")]
 mod strided;
+pub mod sync_batch_norm;
 pub mod transport;
 
 pub use ddp::{DdpConfig, DistributedDataParallel};
@@ -95,6 +98,7 @@ pub use error::{Error, Result};
 pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
-pub use ops::{BucketSlot, Call, CollectiveBackend};
+pub use ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend};
 pub use rendezvous::Environment;
+pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
 pub use transport::{DType, ReduceOp};

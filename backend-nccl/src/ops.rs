@@ -8,6 +8,7 @@ use burn::backend::{Backend, backend_extension};
 use burn::tensor::Bytes;
 
 use crate::backends::host;
+use crate::batch_norm::{self, composed};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::hook::GradientHook;
@@ -70,6 +71,15 @@ impl fmt::Debug for BucketSlot {
     }
 }
 
+/// How a training batch norm normalises.
+#[derive(Clone, Debug)]
+pub struct BatchNormSettings {
+    /// What is added to the variance under the root.
+    pub epsilon: f64,
+    /// The ranks whose batches are normalised together; `None` for this process alone.
+    pub call: Option<Call>,
+}
+
 /// The collective operations of a backend, differentiable where the backend is.
 ///
 /// This is Burn's "backend decorator" for distributed training: each backend implements the trait,
@@ -129,6 +139,59 @@ pub trait CollectiveBackend: Backend {
     /// A tensor with the shape, dtype and device of `like` and the values that lie in `slot`.
     fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
         host::gradient_from_bucket::<Self>(like, &slot)
+    }
+
+    /// Batch norm with the statistics of the batch: those of all ranks where `settings` name a group.
+    ///
+    /// Returns the output, in the type of `x`; the mean and the biased variance of each channel, detached, in f32 (f64
+    /// for f64 input); and the number of values per channel, over all ranks. `x` is `[batch, channels, ..]`, `gamma` and
+    /// `beta` are `[channels]` of any float type.
+    fn group_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        settings: BatchNormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, u64) {
+        let result = batch_norm::forward::<Self>(x, gamma, beta, &settings);
+        (result.output, result.mean, result.variance, result.batch.count)
+    }
+
+    /// Mean and sum of squared deviations of each channel of `x`, `[channels]` in the statistics' type: f64 for f64
+    /// input, else f32. Zeros for an empty `x`.
+    fn batch_norm_statistics(x: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        composed::statistics::<Self>(x)
+    }
+
+    /// `(x - mean) scale + shift` in the type of `x`; the others are `[channels]` in the statistics' type.
+    fn batch_norm_normalize(
+        x: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        composed::normalize::<Self>(x, mean, scale, shift)
+    }
+
+    /// `Σ dy` and `Σ dy (x - mean)` of each channel, `[channels]` in the statistics' type. Zeros for an empty `x`.
+    fn batch_norm_gradient_sums(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        composed::gradient_sums::<Self>(x, gradient, mean)
+    }
+
+    /// `scale (dy - mean_gradient - (x - mean) slope)` in the type of `x`; the others are `[channels]` in the statistics'
+    /// type.
+    fn batch_norm_input_gradient(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        mean_gradient: FloatTensor<Self>,
+        slope: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        composed::input_gradient::<Self>(x, gradient, [mean, scale, mean_gradient, slope])
     }
 }
 

@@ -3,8 +3,9 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Initializer, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
+use burn_nccl::SyncBatchNorm;
 
-use crate::norm::Norm;
+use crate::norm::with_zero_gamma;
 use crate::pointwise::convolve;
 use crate::{NormConfig, ResNetConfig};
 
@@ -20,18 +21,18 @@ pub struct Block {
     /// 3x3 with the block's stride, or the reducing 1x1 of a bottleneck.
     pub conv1: Conv2d,
     /// After `conv1`, before a ReLU.
-    pub bn1: Norm,
+    pub bn1: SyncBatchNorm,
     /// 3x3; carries the block's stride in a bottleneck.
     pub conv2: Conv2d,
     /// After `conv2`.
-    pub bn2: Norm,
+    pub bn2: SyncBatchNorm,
     /// The expanding 1x1 of a bottleneck.
     pub conv3: Option<Conv2d>,
     /// After `conv3`.
-    pub bn3: Option<Norm>,
+    pub bn3: Option<SyncBatchNorm>,
     /// 1x1 convolution and norm on the shortcut where the block changes the shape; a tuple, since torchvision
     /// names its parts `downsample.0` and `downsample.1`.
-    pub downsample: Option<(Conv2d, Norm)>,
+    pub downsample: Option<(Conv2d, SyncBatchNorm)>,
 }
 
 /// Where a block stands in its network.
@@ -89,9 +90,14 @@ impl Block {
     }
 }
 
-fn last_norm(config: NormConfig, channels: usize, zero_init_residual: bool, device: &Device) -> Norm {
+fn last_norm(
+    config: NormConfig,
+    channels: usize,
+    zero_init_residual: bool,
+    device: &Device,
+) -> SyncBatchNorm {
     let norm = config.init(channels, device);
-    if zero_init_residual { norm.with_zero_gamma() } else { norm }
+    if zero_init_residual { with_zero_gamma(norm) } else { norm }
 }
 
 /// A convolution without bias that keeps height and width at stride 1, initialised as torchvision's:

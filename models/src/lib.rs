@@ -37,5 +37,5 @@ mod resnet;
 pub use block::Block;
 pub use config::{Depth, ResNetConfig, Stem};
 pub use error::ModelError;
-pub use norm::{Norm, NormConfig};
+pub use norm::NormConfig;
 pub use resnet::ResNet;

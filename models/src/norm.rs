@@ -1,18 +1,22 @@
-use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
-};
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::{Device, Tensor};
+use burn::nn::Initializer;
+use burn::tensor::Device;
+use burn_nccl::{SyncBatchNorm, SyncBatchNormConfig};
 use serde::{Deserialize, Serialize};
 
-/// Which normalisation follows each convolution.
+/// Which normalisation follows each convolution; epsilon 1e-5, momentum 0.1.
+///
+/// Training normalises with the statistics of the batch, whereas evaluation uses the running ones, whose variance is
+/// the unbiased one, as PyTorch's. Both layers have the same parameters and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum NormConfig {
-    /// Batch normalisation with the statistics of this process's batch; epsilon 1e-5, momentum 0.1.
+    /// Batch normalisation with the statistics of this process's batch.
     #[default]
     Batch,
+    /// Batch normalisation with the statistics of all ranks' batches, once data-parallel training or
+    /// [`connect`](burn_nccl::sync_batch_norm::connect) has given the model a group.
+    SyncBatch,
 }
 
 impl NormConfig {
@@ -21,115 +25,15 @@ impl NormConfig {
     /// # Panics
     ///
     /// If `num_features` is zero.
-    pub fn init(&self, num_features: usize, device: &Device) -> Norm {
-        match self {
-            // Burn and PyTorch agree on what momentum 0.1 means: the weight of the new batch.
-            Self::Batch => Norm::Batch(
-                BatchNormConfig::new(num_features).with_epsilon(1e-5).with_momentum(0.1).init(device),
-            ),
-        }
+    pub fn init(&self, num_features: usize, device: &Device) -> SyncBatchNorm {
+        // Burn and PyTorch agree on what momentum 0.1 means: the weight of the new batch.
+        SyncBatchNormConfig::new(num_features).with_synchronized(*self == Self::SyncBatch).init(device)
     }
 }
 
-/// The normalisation that follows a convolution.
-///
-/// Training normalises with the statistics of the batch, whereas evaluation uses the running ones. The running
-/// variance is the biased one, PyTorch's is multiplied by `n / (n - 1)` with `n = batch * height * width`.
-///
-/// `Module` is written by hand because the derive for enums puts the variant's name into every path
-/// (`bn1.Batch.gamma`), so that records would no longer match torchvision's keys, nor each other across variants.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum Norm {
-    /// Statistics of this process's batch.
-    Batch(BatchNorm),
+/// Sets gamma to zero, so that a residual block that ends in `layer` starts as the identity.
+pub(crate) fn with_zero_gamma(mut layer: SyncBatchNorm) -> SyncBatchNorm {
+    let gamma = &layer.norm.gamma;
+    layer.norm.gamma = Initializer::Zeros.init(gamma.lazy_shape(), &gamma.lazy_device());
+    layer
 }
-
-impl Norm {
-    /// Normalises each channel of `input`.
-    ///
-    /// # Shapes
-    ///
-    /// - `input`: `[batch, channels, height, width]`
-    /// - output: the same
-    ///
-    /// # Panics
-    ///
-    /// If the number of channels is not the layer's.
-    pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
-        match self {
-            Self::Batch(norm) => norm.forward(input),
-        }
-    }
-
-    /// Sets gamma to zero, so that a residual block that ends in this layer starts as the identity.
-    pub(crate) fn with_zero_gamma(self) -> Self {
-        match self {
-            Self::Batch(mut norm) => {
-                norm.gamma =
-                    burn::nn::Initializer::Zeros.init(norm.gamma.lazy_shape(), &norm.gamma.lazy_device());
-                Self::Batch(norm)
-            }
-        }
-    }
-}
-
-impl Module for Norm {
-    fn collect_devices(&self, devices: Devices) -> Devices {
-        match self {
-            Self::Batch(norm) => norm.collect_devices(devices),
-        }
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        match self {
-            Self::Batch(norm) => Self::Batch(norm.fork(device)),
-        }
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        match self {
-            Self::Batch(norm) => Self::Batch(norm.to_device(device)),
-        }
-    }
-
-    fn train(self) -> Self {
-        match self {
-            Self::Batch(norm) => Self::Batch(norm.train()),
-        }
-    }
-
-    fn valid(&self) -> Self {
-        match self {
-            Self::Batch(norm) => Self::Batch(norm.valid()),
-        }
-    }
-
-    fn materialize(self) -> Self {
-        match self {
-            Self::Batch(norm) => Self::Batch(norm.materialize()),
-        }
-    }
-
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        match self {
-            Self::Batch(norm) => norm.visit(visitor),
-        }
-    }
-
-    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        match self {
-            Self::Batch(norm) => Self::Batch(norm.map(mapper)),
-        }
-    }
-}
-
-impl ModuleDisplayDefault for Norm {
-    fn content(&self, content: Content) -> Option<Content> {
-        match self {
-            Self::Batch(norm) => content.add_single(norm).optional(),
-        }
-    }
-}
-
-impl ModuleDisplay for Norm {}

@@ -5,9 +5,9 @@ use burn::nn::pool::MaxPool2d;
 use burn::tensor::activation::relu;
 use burn::tensor::module::adaptive_avg_pool2d;
 use burn::tensor::{Tensor, assert_shape};
+use burn_nccl::SyncBatchNorm;
 
 use crate::block::Block;
-use crate::norm::Norm;
 
 /// A residual network for image classification, made by [`ResNetConfig::init`](crate::ResNetConfig::init).
 ///
@@ -18,7 +18,7 @@ pub struct ResNet {
     /// First convolution of the stem.
     pub conv1: Conv2d,
     /// After `conv1`, before a ReLU.
-    pub bn1: Norm,
+    pub bn1: SyncBatchNorm,
     /// Pooling of the ImageNet stem.
     pub maxpool: Option<MaxPool2d>,
     /// First stage, at the resolution of the stem.
@@ -43,7 +43,7 @@ impl ResNet {
     ///
     /// # Panics
     ///
-    /// If the number of channels is not `input_channels`.
+    /// As [`forward_features`](Self::forward_features).
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let features = self.forward_features(images);
         // [batch, features, h, w] -> [batch, features, 1, 1] -> [batch, features]
@@ -53,9 +53,8 @@ impl ResNet {
     /// Computes the feature map that [`forward`](Self::forward) averages over its positions.
     ///
     /// Each halving rounds up and every convolution is padded, so no image is too small: below 33 pixels (9
-    /// with the CIFAR stem) the map has one position. Training on a batch of one such image is legal but
-    /// pointless, as batch normalisation of a single value gives beta whatever the value was (PyTorch refuses
-    /// it).
+    /// with the CIFAR stem) the map has one position. Training on a batch of one such image is refused, as by
+    /// PyTorch: batch normalisation of a single value gives beta whatever the value was.
     ///
     /// # Shapes
     ///
@@ -64,7 +63,7 @@ impl ResNet {
     ///
     /// # Panics
     ///
-    /// If the number of channels is not `input_channels`.
+    /// If the number of channels is not `input_channels`; in training, for a single value per channel.
     pub fn forward_features(&self, images: Tensor<4>) -> Tensor<4> {
         let [_, input_channels, _, _] = self.conv1.weight.lazy_shape().dims();
         assert_shape!(images, [_, input_channels, _, _]);

@@ -9,8 +9,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, TensorMetadata};
 use burn::tensor::Slice;
 
+use super::autodiff_batch_norm;
 use crate::hook::GradientHook;
-use crate::ops::{BucketSlot, Call, CollectiveBackend};
+use crate::ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend};
 use crate::transport::ReduceOp;
 
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
@@ -84,6 +85,16 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
 
     fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
         FloatTensor::<Self>::new(B::gradient_from_bucket(like.into_primitive(), slot))
+    }
+
+    /// Adjoint: see [`batch_norm::backward`](crate::batch_norm::backward).
+    fn group_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        settings: BatchNormSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, u64) {
+        autodiff_batch_norm::record::<B, C>(x, gamma, beta, &settings)
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 
 mod autodiff;
+mod autodiff_batch_norm;
 #[cfg(feature = "cuda")]
 mod cube;
 #[cfg(feature = "flex")]

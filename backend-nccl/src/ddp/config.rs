@@ -2,6 +2,8 @@
 
 use burn::config::Config;
 
+use crate::error::{Error, Result};
+
 /// What a parameter without a gradient means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UnusedParameters {
@@ -59,4 +61,28 @@ pub struct DdpConfig {
     /// Whether buckets are reduced during the backward pass (default) or all after it, for comparison.
     #[config(default = true)]
     pub overlap: bool,
+}
+
+impl DdpConfig {
+    /// Refuses what would let a rank skip a collective of a synchronized batch norm, or run it at another place in the
+    /// order of collectives than the others.
+    pub(crate) fn check_synchronized_layers(&self) -> Result<()> {
+        let refuse = |option, reason, remedy| Err(Error::SyncBatchNormOption { option, reason, remedy });
+        if matches!(self.uneven_inputs, UnevenInputs::JoinActive | UnevenInputs::JoinWorld) {
+            let option = format!("UnevenInputs::{:?}", self.uneven_inputs);
+            let reason =
+                "a rank without data runs no forward pass, so that the others would wait for its statistics";
+            return refuse(
+                option,
+                reason,
+                "give all ranks equally many batches and set UnevenInputs::Even or Strict",
+            );
+        }
+        if self.unused_parameters == UnusedParameters::Allow && self.overlap {
+            let option = "UnusedParameters::Allow with overlap".to_string();
+            let reason = "a rank that leaves a parameter unused reduces its bucket later than the others, on the other side of a layer's own collective";
+            return refuse(option, reason, "set overlap to false");
+        }
+        Ok(())
+    }
 }

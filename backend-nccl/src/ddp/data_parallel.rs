@@ -19,6 +19,7 @@ use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::ops::{BucketSlot, CollectiveBackend};
+use crate::sync_batch_norm;
 
 /// Data-parallel training of one model by all ranks of a group: each rank runs its own batches, gradients are
 /// averaged over ranks during the backward pass, and every rank takes the same optimizer step.
@@ -38,15 +39,21 @@ pub struct DistributedDataParallel {
 }
 
 impl DistributedDataParallel {
-    /// Checks that all ranks hold the same `model`, gives every rank rank 0's values, and plans the buckets.
+    /// Checks that all ranks hold the same `model`, gives every rank rank 0's values, and plans the buckets. Synchronized
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) layers without a group are connected to `group`.
     ///
     /// # Errors
     /// [`Error::ModelMismatch`] on every rank where names, shapes, element types or options differ;
-    /// [`Error::NothingToTrain`] where no parameter requires gradients; what the group's collectives return.
+    /// [`Error::NothingToTrain`] where no parameter requires gradients; [`Error::SyncBatchNormOption`] where `config`
+    /// would let ranks skip a synchronized layer; what the group's collectives return.
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
         backends::check()?;
+        let (model, synchronized) = sync_batch_norm::connect_and_count(model, group);
         let (all, trainable) = parameters::list(&model);
-        replicate::check_same_model(&all, config, group)?;
+        replicate::check_same_model(&all, synchronized, config, group)?;
+        if synchronized > 0 && group.world_size() > 1 {
+            config.check_synchronized_layers()?;
+        }
         let sizes = trainable
             .iter()
             .map(|parameter| {

@@ -19,6 +19,8 @@ const LISTED_DIFFERENCES: usize = 8;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Description {
     config: String,
+    /// How many layers run collectives of their own.
+    synchronized: usize,
     parameters: Vec<ParameterInfo>,
 }
 
@@ -28,10 +30,11 @@ struct Description {
 /// with different models would reduce buckets of different lengths, or worse, of equal length with other contents.
 pub(crate) fn check_same_model(
     parameters: &[ParameterInfo],
+    synchronized: usize,
     config: &DdpConfig,
     group: &ProcessGroup,
 ) -> Result<()> {
-    let own = Description { config: config.to_string(), parameters: parameters.to_vec() };
+    let own = Description { config: config.to_string(), synchronized, parameters: parameters.to_vec() };
     let unreadable = |error: serde_json::Error| Error::ModelDescription { cause: error.to_string() };
     let descriptions: Vec<Description> = group
         .all_gather_bytes(&serde_json::to_vec(&own).map_err(unreadable)?)?
@@ -51,6 +54,12 @@ fn differences(reference: &Description, other: &Description, rank: usize) -> Vec
     let mut found = Vec::new();
     if reference.config != other.config {
         found.push(format!("rank 0 has options {}, rank {rank} has {}", reference.config, other.config));
+    }
+    if reference.synchronized != other.synchronized {
+        found.push(format!(
+            "rank 0 has {} synchronized batch norm layers, rank {rank} has {}",
+            reference.synchronized, other.synchronized
+        ));
     }
     let by_name = |list: &[ParameterInfo], name: &str| list.iter().position(|info| info.name == name);
     for info in &reference.parameters {
@@ -178,7 +187,7 @@ mod tests {
             dtype: "F32".into(),
             trainable: true,
         };
-        Description { config: "{}".into(), parameters: names.iter().map(info).collect() }
+        Description { config: "{}".into(), synchronized: 0, parameters: names.iter().map(info).collect() }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use burn::train::{
 use super::{DdpConfig, DistributedDataParallel};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::sync_batch_norm;
 use crate::transport::{DType, ReduceOp};
 use epoch::{TrainEpoch, valid_epoch};
 use renderer::SilentRenderer;
@@ -91,7 +92,8 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
 
         let outcome = (|| {
             let (mut ddp, model) = DistributedDataParallel::new(learner.model(), &self.group, &self.config)?;
-            learner.load_model(model.into_record());
+            // The learner keeps its own module and takes values only, so its layers are connected here.
+            sync_batch_norm::connecting(&self.group, || learner.load_model(model.into_record()));
             for epoch in starting_epoch..=components.num_epochs {
                 train.run(epoch, &mut learner, &mut ddp, &mut session)?;
                 if session.any_rank_stops()? {
