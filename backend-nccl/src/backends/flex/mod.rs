@@ -38,4 +38,36 @@ impl CollectiveBackend for Flex {
         let layout = Layout::new(shape, strides, slot.offset_bytes / dtype.size());
         FlexTensor::from_arc(slot.bucket, layout, dtype)
     }
+
+    fn batch_norm_statistics(x: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        batch_norm::statistics(x)
+    }
+
+    fn batch_norm_normalize(
+        x: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        shift: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        batch_norm::normalize(x, mean, scale, shift)
+    }
+
+    fn batch_norm_gradient_sums(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        batch_norm::gradient_sums(x, gradient, mean)
+    }
+
+    fn batch_norm_input_gradient(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        mean_gradient: FloatTensor<Self>,
+        slope: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        batch_norm::input_gradient(x, gradient, [mean, scale, mean_gradient, slope])
+    }
 }
