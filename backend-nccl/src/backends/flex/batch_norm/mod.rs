@@ -1,0 +1,212 @@
+//! The local parts of batch normalisation, each in one pass over memory.
+//!
+//! Composed of tensor operations, the forward pass reads and writes the tensor nine times and the backward pass thirteen.
+//! Here the forward pass reads the input twice and writes the output once, and the backward pass reads input and gradient
+//! twice and writes once.
+//!
+//! This file takes tensors apart and puts results together; the arithmetic below knows slices and strides only.
+
+use burn::tensor::{Bytes, DType, Shape};
+use burn_flex::{FlexTensor, Layout};
+use bytemuck::cast_slice;
+use half::{bf16, f16};
+
+use crate::strided::Strided;
+use element::Element;
+use grid::{Grid, Operand, Steps};
+use map::{InputGradient, Normalize};
+use sums::Pair;
+
+mod element;
+mod gradient_sums;
+mod grid;
+mod map;
+mod parallel;
+mod statistics;
+mod sums;
+#[cfg(test)]
+mod tests;
+mod vectors;
+
+/// Evaluates `$body` with `$element` as the element type that `$dtype` names.
+macro_rules! for_dtype {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => for_dtype!(@ f32, $element, $body),
+            DType::F64 => for_dtype!(@ f64, $element, $body),
+            DType::F16 => for_dtype!(@ f16, $element, $body),
+            DType::BF16 => for_dtype!(@ bf16, $element, $body),
+            other => unreachable!("batch normalisation of {other:?}: Burn has no such float tensor on flex"),
+        }
+    };
+    (@ $type:ty, $element:ident, $body:expr) => {{
+        type $element = $type;
+        $body
+    }};
+}
+
+/// The mean and the sum of squares around it, per channel.
+pub(super) fn statistics(input: FlexTensor) -> (FlexTensor, FlexTensor) {
+    let dtype = input.dtype();
+    let walk = Walkable::of([input]);
+    for_dtype!(dtype, E => {
+        pair_of_vectors::<E>(dtype, statistics::statistics(walk.operand::<E>(0), walk.grid))
+    })
+}
+
+/// `(x - mean) scale + shift`, with coefficients per channel.
+pub(super) fn normalize(
+    input: FlexTensor,
+    mean: FlexTensor,
+    scale: FlexTensor,
+    shift: FlexTensor,
+) -> FlexTensor {
+    let dtype = input.dtype();
+    let (walk, layout) = Walkable::with_result([input]);
+    let [mean, scale, shift] = [mean, scale, shift].map(|vector| vector.to_contiguous());
+    for_dtype!(dtype, E => {
+        let formula = Normalize::<E> {
+            input: walk.operand(0),
+            mean: cast_slice(mean.bytes()),
+            scale: cast_slice(scale.bytes()),
+            shift: cast_slice(shift.bytes()),
+        };
+        tensor(map::map(formula, walk.grid, walk.result()), layout, dtype)
+    })
+}
+
+/// `Σ dy` and `Σ dy (x - mean)`, per channel.
+pub(super) fn gradient_sums(
+    input: FlexTensor,
+    gradient: FlexTensor,
+    mean: FlexTensor,
+) -> (FlexTensor, FlexTensor) {
+    let dtype = input.dtype();
+    let walk = Walkable::of([input, gradient]);
+    let mean = mean.to_contiguous();
+    for_dtype!(dtype, E => {
+        let mean = cast_slice(mean.bytes());
+        let sums = gradient_sums::gradient_sums(walk.operand::<E>(0), walk.operand(1), mean, walk.grid);
+        pair_of_vectors::<E>(dtype, sums)
+    })
+}
+
+/// `scale (dy - mean_gradient - (x - mean) slope)`, with coefficients per channel.
+pub(super) fn input_gradient(
+    input: FlexTensor,
+    gradient: FlexTensor,
+    [mean, scale, mean_gradient, slope]: [FlexTensor; 4],
+) -> FlexTensor {
+    let dtype = input.dtype();
+    let (walk, layout) = Walkable::with_result([input, gradient]);
+    let [mean, scale, mean_gradient, slope] =
+        [mean, scale, mean_gradient, slope].map(|vector| vector.to_contiguous());
+    for_dtype!(dtype, E => {
+        let formula = InputGradient::<E> {
+            input: walk.operand(0),
+            gradient: walk.operand(1),
+            mean: cast_slice(mean.bytes()),
+            scale: cast_slice(scale.bytes()),
+            mean_gradient: cast_slice(mean_gradient.bytes()),
+            slope: cast_slice(slope.bytes()),
+        };
+        tensor(map::map(formula, walk.grid, walk.result()), layout, dtype)
+    })
+}
+
+/// Tensors of one shape, made contiguous where they must be, and the way to walk them together.
+struct Walkable<const K: usize> {
+    tensors: [FlexTensor; K],
+    grid: Grid,
+    steps: Vec<Steps>,
+}
+
+impl<const K: usize> Walkable<K> {
+    fn of(tensors: [FlexTensor; K]) -> Self {
+        Self::walk(tensors, None).0
+    }
+
+    /// With a result in the memory order of the first tensor.
+    ///
+    /// What follows and what went before then works as it would without the layer: a matrix product, whose output has the
+    /// channels outermost, wants its gradient in that order too.
+    fn with_result(tensors: [FlexTensor; K]) -> (Self, Layout) {
+        let layout = result_layout(tensors[0].layout());
+        let (walk, layout) = Self::walk(tensors, Some(layout));
+        (walk, layout.expect("a result was asked for"))
+    }
+
+    fn walk(tensors: [FlexTensor; K], result: Option<Layout>) -> (Self, Option<Layout>) {
+        if let Some((grid, steps)) = grid(&tensors, result.as_ref()) {
+            return (Self { tensors, grid, steps }, result);
+        }
+        let tensors = tensors.map(|tensor| tensor.to_contiguous());
+        let result = result.map(|layout| Layout::contiguous(layout.shape().clone()));
+        let (grid, steps) = grid(&tensors, result.as_ref()).expect("contiguous tensors have a common grid");
+        (Self { tensors, grid, steps }, result)
+    }
+
+    fn operand<E: Element>(&self, index: usize) -> Operand<'_, E> {
+        Operand::new(cast_slice(self.tensors[index].bytes()), self.steps[index])
+    }
+
+    fn result(&self) -> Steps {
+        self.steps[K]
+    }
+}
+
+/// The grid over the tensors and the result; `None` where they must be made contiguous first.
+fn grid(tensors: &[FlexTensor], result: Option<&Layout>) -> Option<(Grid, Vec<Steps>)> {
+    let layouts: Vec<&Layout> = tensors.iter().map(|tensor| tensor.layout()).chain(result).collect();
+    let strides: Vec<Vec<usize>> = layouts
+        .iter()
+        // Only a flipped view has negative strides.
+        .map(|layout| layout.strides().iter().map(|&stride| usize::try_from(stride).ok()).collect())
+        .collect::<Option<_>>()?;
+    let views: Vec<Strided<'_>> = layouts
+        .iter()
+        .zip(&strides)
+        .map(|(layout, strides)| Strided { shape: layout.shape(), strides, offset: layout.start_offset() })
+        .collect();
+    Grid::over(&views)
+}
+
+/// The memory order of `like` without gaps; contiguous if it has another order than the three that layers make.
+fn result_layout(like: &Layout) -> Layout {
+    let shape = like.shape();
+    let rank = shape.num_dims();
+    let contiguous = Layout::contiguous(shape.clone());
+    let outermost_channels: Vec<usize> = [1, 0].into_iter().chain(2..rank).collect();
+    let innermost_channels: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
+    [outermost_channels, innermost_channels]
+        .into_iter()
+        .map(|order| dense(shape, &order))
+        .find(|candidate| candidate.strides() == like.strides())
+        .unwrap_or(contiguous)
+}
+
+/// The dense layout whose dimensions lie in `order`, outermost first.
+fn dense(shape: &Shape, order: &[usize]) -> Layout {
+    let mut strides = vec![0; order.len()];
+    let mut next = 1;
+    for &dim in order.iter().rev() {
+        strides[dim] = next as isize;
+        next *= shape[dim];
+    }
+    Layout::new(shape.clone(), strides, 0)
+}
+
+/// Two vectors over the channels, in the type of the statistics.
+fn pair_of_vectors<E: Element>(dtype: DType, pairs: Vec<Pair>) -> (FlexTensor, FlexTensor) {
+    use element::Wide;
+    let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let vector = |which: usize| {
+        let values: Vec<E::Wide> = pairs.iter().map(|pair| E::Wide::from_f64(pair[which])).collect();
+        tensor(values, Layout::contiguous(Shape::from([pairs.len()])), dtype)
+    };
+    (vector(0), vector(1))
+}
+
+fn tensor<T: bytemuck::Pod + Send + Sync>(values: Vec<T>, layout: Layout, dtype: DType) -> FlexTensor {
+    FlexTensor::new(Bytes::from_elems(values), layout, dtype)
+}
