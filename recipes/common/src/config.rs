@@ -1,12 +1,13 @@
 //! What a run does, once every default is known.
 
 use burn_nccl::DdpConfig;
+use burn_nccl::amp::Precision;
 use burn_nccl_datasets::DataSource;
-use burn_nccl_models::{Depth, NormConfig, ResNetConfig, Stem};
+use burn_nccl_models::{Depth, ResNetConfig, Stem};
 use serde::{Serialize, Serializer};
 
 use crate::device::{DeviceChoice, SelectedDevice};
-use crate::options::{DistributedOptions, TrainOptions};
+use crate::options::{DistributedOptions, MixedPrecisionOptions, Norm, TrainOptions};
 
 /// Up to this size the CIFAR stem is the default, because the ImageNet stem leaves 1/32 of it in the last stage.
 const LARGEST_CIFAR_STEM: usize = 64;
@@ -32,6 +33,8 @@ pub struct RunConfig {
     pub max_steps: Option<usize>,
     /// Images per step and rank.
     pub batch_size: usize,
+    /// Batches per optimizer step.
+    pub accumulate: usize,
     /// Learning rate for a global batch of 256 images.
     pub lr: f64,
     /// L2 penalty on the weights of convolutions and the classifier.
@@ -50,12 +53,18 @@ pub struct RunConfig {
     /// The settings of data-parallel training, where there are ranks.
     #[serde(flatten)]
     pub distributed: Option<DistributedConfig>,
+    /// The settings of mixed precision, where the recipe has it.
+    #[serde(flatten)]
+    pub mixed_precision: Option<MixedPrecisionConfig>,
 }
 
 /// The part of [`RunConfig`] that only a recipe with ranks has.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DistributedConfig {
+    /// Over which images batch normalisation takes its statistics.
+    #[serde(serialize_with = "norm_name")]
+    pub norm: Norm,
     /// Size of a gradient bucket in MiB.
     pub bucket_mb: Option<f64>,
     /// Element type in which gradients travel.
@@ -66,9 +75,38 @@ pub struct DistributedConfig {
     pub no_overlap: bool,
 }
 
+/// The part of [`RunConfig`] that only a recipe with mixed precision has.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MixedPrecisionConfig {
+    /// Element type of convolutions and matrix products.
+    #[serde(serialize_with = "as_text")]
+    pub precision: Precision,
+    /// Paths of layers that stay in f32, separated by commas.
+    pub full_precision: Option<String>,
+    /// First loss scale with f16.
+    pub init_scale: f32,
+    /// Steps without overflow after which the loss scale doubles.
+    pub growth_interval: u32,
+    /// Largest global norm of the gradient.
+    pub clip_grad_norm: Option<f64>,
+}
+
+/// All options of a job, as far as the recipe has them.
+#[derive(Clone, Copy, Debug)]
+pub struct JobOptions<'a> {
+    /// What every recipe has.
+    pub train: &'a TrainOptions,
+    /// What a recipe with ranks has.
+    pub distributed: Option<&'a DistributedOptions>,
+    /// What a recipe with mixed precision has.
+    pub mixed_precision: Option<&'a MixedPrecisionOptions>,
+}
+
 impl RunConfig {
     /// Fills in the defaults that depend on other options.
-    pub fn new(options: &TrainOptions, distributed: Option<&DistributedOptions>) -> Self {
+    pub fn new(job: JobOptions<'_>) -> Self {
+        let options = job.train;
         let image_size = options.image_size.unwrap_or_else(|| native_size(&options.data));
         let stem = options.stem.unwrap_or(match image_size {
             ..=LARGEST_CIFAR_STEM => Stem::Cifar,
@@ -82,6 +120,7 @@ impl RunConfig {
             epochs: options.epochs,
             max_steps: options.max_steps,
             batch_size: options.batch_size,
+            accumulate: options.accumulate,
             lr: options.lr,
             weight_decay: options.weight_decay,
             label_smoothing: options.label_smoothing,
@@ -89,20 +128,44 @@ impl RunConfig {
             device: options.device,
             seed: options.seed,
             workers: options.workers,
-            distributed: distributed.map(|options| DistributedConfig {
+            distributed: job.distributed.map(|options| DistributedConfig {
+                norm: options.norm,
                 bucket_mb: options.bucket_mb,
                 wire: options.wire.name(),
                 timeout_seconds: options.timeout_seconds,
                 no_overlap: options.no_overlap,
             }),
+            mixed_precision: job.mixed_precision.map(|options| MixedPrecisionConfig {
+                precision: options.precision,
+                full_precision: options.full_precision.clone(),
+                init_scale: options.init_scale,
+                growth_interval: options.growth_interval,
+                clip_grad_norm: options.clip_grad_norm,
+            }),
         }
+    }
+
+    /// Takes a batch that divides the present one, and accumulates as many more.
+    pub fn shrink_batch(&mut self, batch_size: usize) {
+        self.accumulate *= self.batch_size / batch_size;
+        self.batch_size = batch_size;
+    }
+
+    /// Images of all ranks in one optimizer step.
+    pub fn global_batch_size(&self, world_size: usize) -> usize {
+        self.batch_size * self.accumulate * world_size
+    }
+
+    /// Over which images batch normalisation takes its statistics.
+    pub fn norm(&self) -> Norm {
+        self.distributed.as_ref().map_or(Norm::Batch, |distributed| distributed.norm)
     }
 
     /// The network for data with this many classes.
     pub fn model(&self, num_classes: usize) -> ResNetConfig {
         ResNetConfig::new(self.model, num_classes)
             .with_stem(self.stem)
-            .with_norm(NormConfig::Batch)
+            .with_norm(self.norm().config())
             .with_zero_init_residual(true)
     }
 }
@@ -128,6 +191,10 @@ fn native_size(data: &DataSource) -> usize {
     }
 }
 
+fn norm_name<S: Serializer>(norm: &Norm, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(norm.name())
+}
+
 fn as_text<S: Serializer>(value: &impl ToString, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&value.to_string())
 }
@@ -149,12 +216,18 @@ mod tests {
         train: TrainOptions,
         #[command(flatten)]
         distributed: DistributedOptions,
+        #[command(flatten)]
+        mixed_precision: MixedPrecisionOptions,
     }
 
     fn config(args: &[&str]) -> RunConfig {
         let args = std::iter::once("recipe").chain(args.iter().copied()).map(OsString::from);
         let options = parse::<Options>(args).unwrap();
-        RunConfig::new(&options.train, Some(&options.distributed))
+        RunConfig::new(JobOptions {
+            train: &options.train,
+            distributed: Some(&options.distributed),
+            mixed_precision: Some(&options.mixed_precision),
+        })
     }
 
     #[test]
@@ -172,7 +245,19 @@ mod tests {
 
     #[test]
     fn the_saved_configuration_repeats_the_run() {
-        let given = ["--data=cifar100:/a b", "--max-steps=5", "--wire=bf16", "--no-overlap", "--lr=0.3"];
+        let given = [
+            "--data=cifar100:/a b",
+            "--max-steps=5",
+            "--wire=bf16",
+            "--no-overlap",
+            "--lr=0.3",
+            "--accumulate=3",
+            "--norm=sync-batch",
+            "--precision=f16",
+            "--full-precision=fc,layer4.*",
+            "--init-scale=1024",
+            "--clip-grad-norm=0.5",
+        ];
         let first = serde_json::to_string(&config(&given)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.json");

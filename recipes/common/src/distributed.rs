@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
 use burn_nccl::launch::{LaunchConfig, NprocPerNode, Outcome, RankOutput};
-use burn_nccl::{Environment, GroupOptions, ProcessGroup};
+use burn_nccl::{DType, Environment, GroupOptions, ProcessGroup, ReduceOp};
 
-use crate::config::{RunConfig, ddp_config};
+use crate::batch_size::{self, trial};
+use crate::config::{JobOptions, RunConfig, ddp_config};
 use crate::data::Images;
 use crate::error::{RecipeError, Result};
-use crate::options::{DistributedOptions, ProgressChoice, TrainOptions};
+use crate::options::{DistributedOptions, MixedPrecisionOptions, ProgressChoice, TrainOptions};
 use crate::parallel::Parallel;
 use crate::progress::{self, display};
 use crate::run_folder::{LOG_FOLDER, RunFolder};
-use crate::train::Run;
+use crate::train::{Run, new_model};
 
 /// How long a rank may take to end after another one has failed, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -31,22 +31,26 @@ pub fn run(
     recipe: &'static str,
     options: &TrainOptions,
     distributed: &DistributedOptions,
+    mixed_precision: Option<&MixedPrecisionOptions>,
 ) -> Result<ExitCode> {
+    let job = JobOptions { train: options, distributed: Some(distributed), mixed_precision };
     let environment = Environment::read().map_err(RecipeError::environment)?;
-    match environment {
-        None => start_ranks(recipe, options, distributed),
-        Some(environment) => run_rank(recipe, options, distributed, &environment),
+    match (options.probe_batch_size, environment) {
+        (Some(batch_size), environment) => trial::run(job, batch_size, environment.as_ref()),
+        (None, None) => start_ranks(recipe, job, distributed),
+        (None, Some(environment)) => run_rank(recipe, job, distributed, &environment),
     }
 }
 
 /// Starts the ranks on this machine and returns the job's exit code.
-fn start_ranks(recipe: &str, options: &TrainOptions, distributed: &DistributedOptions) -> Result<ExitCode> {
+fn start_ranks(recipe: &str, job: JobOptions<'_>, distributed: &DistributedOptions) -> Result<ExitCode> {
+    let options = job.train;
     let ranks = match distributed.nproc_per_node {
         NprocPerNode::Auto => options.device.default_ranks(),
         NprocPerNode::Count(count) => count.get(),
     };
     // What all ranks would find wrong is said once, before there are ranks.
-    check(options, distributed, ranks)?;
+    check(job, ranks)?;
     let out = options.out.clone().map_or_else(|| RunFolder::claim(recipe), Ok)?;
     let config = launch_config(options, distributed, ranks, out)?;
     let outcome = burn_nccl::launch::run(&config).map_err(RecipeError::launch)?;
@@ -58,10 +62,10 @@ fn start_ranks(recipe: &str, options: &TrainOptions, distributed: &DistributedOp
 }
 
 /// Finds what is wrong with the options or the data, for all ranks.
-fn check(options: &TrainOptions, distributed: &DistributedOptions, ranks: usize) -> Result<()> {
-    let config = RunConfig::new(options, Some(distributed));
-    progress::check(options.progress)?;
-    options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
+fn check(job: JobOptions<'_>, ranks: usize) -> Result<()> {
+    let config = RunConfig::new(job);
+    progress::check(job.train.progress)?;
+    job.train.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
     let images = Images::open(&config)?;
     for rank in 0..ranks {
         let device = config.device.select(rank, ranks)?;
@@ -104,21 +108,23 @@ fn is_told(outcome: &Outcome) -> bool {
 /// Trains as one of the ranks.
 fn run_rank(
     recipe: &'static str,
-    options: &TrainOptions,
+    job: JobOptions<'_>,
     distributed: &DistributedOptions,
     environment: &Environment,
 ) -> Result<ExitCode> {
     let started = Instant::now();
+    let options = job.train;
     let (rank, world_size) = (environment.rank, environment.world_size);
-    let config = RunConfig::new(options, Some(distributed));
+    let mut config = RunConfig::new(job);
     if rank == 0 {
         progress::check(options.progress)?;
         options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
     }
     let device = config.device.select(environment.local_rank, environment.local_world_size)?;
     let images = Images::open(&config)?;
-    let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
-    let test = images.test_loader(&config, &device.device, rank, world_size)?;
+    // All ranks of a machine try at the same time, since they will train at the same time.
+    let fitting =
+        if options.find_batch_size { batch_size::find(config.batch_size)? } else { config.batch_size };
 
     let timeout = Duration::from_secs_f64(distributed.timeout_seconds);
     let group = ProcessGroup::connect(
@@ -126,9 +132,13 @@ fn run_rank(
         GroupOptions::default().with_timeout(timeout).with_connect_timeout(timeout),
     )
     .map_err(|error| RecipeError::group("the ranks did not find each other", error))?;
+    if options.find_batch_size {
+        config.shrink_batch(smallest(fitting, &group)?);
+    }
+    let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
+    let test = images.test_loader(&config, &device.device, rank, world_size)?;
     // Each rank draws the same weights; rank 0's are sent to all.
-    device.device.seed(config.seed);
-    let model = config.model(images.num_classes()).init(&device.device.clone().autodiff()).materialize();
+    let model = new_model(&config, &images, &device);
     let (parallel, model) = Parallel::join(&group, model, &ddp_config(distributed, &device))?;
     let progress = display(options.progress, rank);
     let out = match &options.out {
@@ -139,4 +149,13 @@ fn run_rank(
     };
     Run { recipe, config, device, train, test, parallel, out, progress, started }.train(model)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The smallest of the ranks' batch sizes. They all divide the same number, so this one does too.
+fn smallest(batch_size: usize, group: &ProcessGroup) -> Result<usize> {
+    let mut smallest = batch_size as i64;
+    group
+        .all_reduce(bytemuck::bytes_of_mut(&mut smallest), DType::I64, ReduceOp::Min)
+        .map_err(|error| RecipeError::group("the ranks did not agree on a batch size", error))?;
+    Ok(smallest as usize)
 }

@@ -25,13 +25,14 @@
 //!
 //! To make another one:
 //!
-//! 1. Flatten [`TrainOptions`] (and [`DistributedOptions`]) into a clap `Parser` and add the recipe's own options.
+//! 1. Flatten [`TrainOptions`] (and [`DistributedOptions`], [`MixedPrecisionOptions`]) into a clap `Parser` and add the recipe's own options.
 //!    They can be given in a `--config` file without further work.
 //! 2. [`single::run`] and [`distributed::run`] are the two ways to come from options to a [`Run`]; a recipe that
 //!    needs another model, optimizer or data writes its own, of the same parts.
 //! 3. [`Run::train`] is the loop. What differs between one rank and many is behind [`Parallel`].
 //! 4. Errors are [`RecipeError`]s: what failed, why, what to do. [`main`] shows them and chooses the exit code.
 
+mod batch_size;
 pub mod command_line;
 pub mod config;
 pub mod data;
@@ -41,6 +42,7 @@ pub mod error;
 pub mod evaluate;
 mod main_function;
 pub mod metrics;
+mod mixed_precision;
 pub mod optimizer;
 pub mod options;
 pub mod parallel;
@@ -55,9 +57,9 @@ pub mod tensorboard;
 pub mod train;
 mod trainer;
 
-pub use config::RunConfig;
+pub use config::{JobOptions, RunConfig};
 pub use error::{RecipeError, Result};
 pub use main_function::main;
-pub use options::{DistributedOptions, TrainOptions};
+pub use options::{DistributedOptions, MixedPrecisionOptions, TrainOptions};
 pub use parallel::Parallel;
 pub use train::Run;

@@ -25,6 +25,15 @@ pub struct StepRecord {
     pub data_wait_seconds: f64,
     /// Seconds that rank 0 waited for gradients after its backward pass.
     pub comm_exposed_seconds: f64,
+    /// The factor that the loss was multiplied by, where gradients are scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether gradients overflowed and the weights were left alone, where gradients are scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<bool>,
+    /// The global norm of the gradient before clipping, where it is clipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f64>,
 }
 
 /// The accuracy on the test images of all ranks, each counted once.
@@ -65,22 +74,29 @@ pub struct StepBreakdown {
 /// The first step is left out of them where there are others: it allocates memory, and compiles kernels on a GPU.
 #[derive(Clone, Debug, Default)]
 pub struct StepTimes {
-    steps: Vec<(f64, StepBreakdown)>,
+    steps: Vec<StepTime>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct StepTime {
+    seconds: f64,
+    images: usize,
+    breakdown: StepBreakdown,
 }
 
 impl StepTimes {
-    /// Adds a step of `seconds` in all.
-    pub fn push(&mut self, seconds: f64, breakdown: StepBreakdown) {
-        self.steps.push((seconds, breakdown));
+    /// Adds a step of `seconds` in all, on `images` images over all ranks.
+    pub fn push(&mut self, seconds: f64, images: usize, breakdown: StepBreakdown) {
+        self.steps.push(StepTime { seconds, images, breakdown });
     }
 
-    fn counted(&self) -> &[(f64, StepBreakdown)] {
+    fn counted(&self) -> &[StepTime] {
         if self.steps.len() > 1 { &self.steps[1..] } else { &self.steps }
     }
 
     /// The median duration of a step in seconds, 0 without any.
     pub fn median(&self) -> f64 {
-        let mut seconds: Vec<f64> = self.counted().iter().map(|step| step.0).collect();
+        let mut seconds: Vec<f64> = self.counted().iter().map(|step| step.seconds).collect();
         seconds.sort_by(f64::total_cmp);
         match seconds.len() {
             0 => 0.0,
@@ -89,17 +105,18 @@ impl StepTimes {
         }
     }
 
-    /// Images per second of training, evaluation not counted, with `images` in each step.
-    pub fn images_per_second(&self, images: usize) -> f64 {
-        let seconds: f64 = self.counted().iter().map(|step| step.0).sum();
-        if seconds == 0.0 { 0.0 } else { (images * self.counted().len()) as f64 / seconds }
+    /// Images per second of training, evaluation not counted.
+    pub fn images_per_second(&self) -> f64 {
+        let seconds: f64 = self.counted().iter().map(|step| step.seconds).sum();
+        let images: usize = self.counted().iter().map(|step| step.images).sum();
+        if seconds == 0.0 { 0.0 } else { images as f64 / seconds }
     }
 
     /// The mean seconds of each part.
     pub fn mean_breakdown(&self) -> StepBreakdown {
         let count = self.counted().len().max(1) as f64;
         let mean = |part: fn(&StepBreakdown) -> f64| {
-            self.counted().iter().map(|(_, breakdown)| part(breakdown)).sum::<f64>() / count
+            self.counted().iter().map(|step| part(&step.breakdown)).sum::<f64>() / count
         };
         StepBreakdown {
             data: mean(|step| step.data),
@@ -124,6 +141,16 @@ pub struct Summary {
     pub world_size: usize,
     /// The network.
     pub model: String,
+    /// Element type of convolutions and matrix products.
+    pub precision: String,
+    /// The normalisation: `batch` or `sync-batch`.
+    pub norm: &'static str,
+    /// Images per batch and rank.
+    pub batch_size: usize,
+    /// Batches per optimizer step.
+    pub accumulate: usize,
+    /// Images of all ranks in one optimizer step.
+    pub global_batch_size: usize,
     /// Trainable values of the network.
     pub parameters: usize,
     /// Optimizer steps.
@@ -136,6 +163,12 @@ pub struct Summary {
     pub step_seconds_median: f64,
     /// Mean loss over ranks of the last step.
     pub train_loss_final: f64,
+    /// The loss scale at the end, where gradients are scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale_final: Option<f64>,
+    /// Steps that were skipped for an overflow, where gradients are scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped_steps: Option<u64>,
     /// Share of test images that the final weights classify correctly, 0 to 1.
     pub test_accuracy: f64,
     /// Number of test images.
@@ -200,7 +233,7 @@ mod tests {
     fn times(seconds: &[f64]) -> StepTimes {
         let mut times = StepTimes::default();
         for &second in seconds {
-            times.push(second, StepBreakdown { data: second / 2.0, ..Default::default() });
+            times.push(second, 16, StepBreakdown { data: second / 2.0, ..Default::default() });
         }
         times
     }
@@ -209,14 +242,14 @@ mod tests {
     fn the_first_step_does_not_count_when_there_are_others() {
         let times = times(&[100.0, 1.0, 4.0, 3.0]);
         assert_eq!(times.median(), 3.0);
-        assert_eq!(times.images_per_second(16), 3.0 * 16.0 / 8.0);
+        assert_eq!(times.images_per_second(), 3.0 * 16.0 / 8.0);
         assert!((times.mean_breakdown().data - 8.0 / 6.0).abs() < 1e-12);
     }
 
     #[test]
     fn one_step_counts_and_none_gives_zeros() {
-        assert_eq!((times(&[2.0]).median(), times(&[2.0]).images_per_second(8)), (2.0, 4.0));
-        assert_eq!((times(&[]).median(), times(&[]).images_per_second(8)), (0.0, 0.0));
+        assert_eq!((times(&[2.0]).median(), times(&[2.0]).images_per_second()), (2.0, 8.0));
+        assert_eq!((times(&[]).median(), times(&[]).images_per_second()), (0.0, 0.0));
         assert_eq!(times(&[9.0, 1.0, 2.0]).median(), 1.5);
     }
 
@@ -242,6 +275,9 @@ mod tests {
             images_per_second: 64.0,
             data_wait_seconds: 0.5,
             comm_exposed_seconds: 0.25,
+            loss_scale: None,
+            skipped: None,
+            grad_norm: None,
         };
         file.push(&record).unwrap();
         file.push(&StepRecord { step: 2, ..record }).unwrap();

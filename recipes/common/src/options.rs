@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use burn_nccl::amp::Precision;
 use burn_nccl::ddp::WireFormat;
 use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
-use burn_nccl_models::{Depth, Stem};
+use burn_nccl_models::{Depth, NormConfig, Stem};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
@@ -41,6 +42,18 @@ pub struct TrainOptions {
     /// Images per step and rank
     #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 32)]
     pub batch_size: usize,
+
+    /// Batches per optimizer step, whose gradients are averaged: the global batch is this many times larger
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 1)]
+    pub accumulate: usize,
+
+    /// Try --batch-size first and go down to what fits into memory; the global batch stays, by more --accumulate
+    #[arg(long)]
+    pub find_batch_size: bool,
+
+    /// Trains two steps with this batch and ends: how --find-batch-size tries a size
+    #[arg(long, hide = true, value_name = "N", value_parser = at_least_one)]
+    pub probe_batch_size: Option<usize>,
 
     /// Learning rate for a global batch of 256 images; scaled linearly with the real one
     #[arg(long, value_name = "X", value_parser = positive, default_value_t = 0.1)]
@@ -91,6 +104,10 @@ pub struct DistributedOptions {
     #[arg(long, value_name = "N|auto", default_value = "auto", hide_default_value = true)]
     pub nproc_per_node: NprocPerNode,
 
+    /// Batch normalisation over the images of each rank (batch) or of all ranks (sync-batch)
+    #[arg(long, value_name = "NORM", value_enum, default_value_t, hide_possible_values = true)]
+    pub norm: Norm,
+
     /// Address of rank 0, when the recipe starts the ranks
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: String,
@@ -114,6 +131,58 @@ pub struct DistributedOptions {
     /// Reduce gradients after the backward pass instead of during it, for comparison
     #[arg(long)]
     pub no_overlap: bool,
+}
+
+/// What a recipe with mixed precision can be asked besides.
+#[derive(Args, Clone, Debug)]
+pub struct MixedPrecisionOptions {
+    /// Element type of convolutions and matrix products: bf16, f16 (with loss scaling) or f32
+    #[arg(long, value_name = "TYPE", default_value_t = Precision::Bf16)]
+    pub precision: Precision,
+
+    /// Layers that stay in f32 all the same, by path, such as fc or layer4.*; several with commas
+    #[arg(long, value_name = "PATHS", value_parser = NonEmptyStringValueParser::new())]
+    pub full_precision: Option<String>,
+
+    /// First loss scale with f16
+    #[arg(long, value_name = "X", value_parser = scale, default_value_t = 65536.0)]
+    pub init_scale: f32,
+
+    /// Steps without overflow after which the loss scale doubles
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 2000)]
+    pub growth_interval: u32,
+
+    /// Largest global norm of the gradient; larger ones are scaled down to it [default: no limit]
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub clip_grad_norm: Option<f64>,
+}
+
+/// Over which images batch normalisation takes its statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Norm {
+    /// Those of the rank's own batch.
+    #[default]
+    Batch,
+    /// Those of all ranks' batches.
+    SyncBatch,
+}
+
+impl Norm {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Batch => "batch",
+            Self::SyncBatch => "sync-batch",
+        }
+    }
+
+    /// The model's name for it.
+    pub fn config(self) -> NormConfig {
+        match self {
+            Self::Batch => NormConfig::Batch,
+            Self::SyncBatch => NormConfig::SyncBatch,
+        }
+    }
 }
 
 /// How a run is shown on rank 0's terminal.
@@ -181,6 +250,14 @@ fn pixels(text: &str) -> Result<usize, String> {
 
 fn positive(text: &str) -> Result<f64, String> {
     number(text, |number| number > 0.0, "a number above 0")
+}
+
+/// A loss scale: below 1 it would be under its floor.
+fn scale(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(scale) if scale.is_finite() && scale >= 1.0 => Ok(scale),
+        _ => Err(format!("`{text}` is out of range: give a number of at least 1")),
+    }
 }
 
 /// A time limit; far larger ones do not fit into a [`Duration`](std::time::Duration).

@@ -5,6 +5,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use burn_nccl::accumulation::GradientAverage;
 use burn_nccl::{DType, DdpConfig, DistributedDataParallel, ProcessGroup, ReduceOp};
 
 use crate::error::{RecipeError, Result};
@@ -14,15 +15,15 @@ const TRAIN: &str = "cannot train together with the other ranks";
 /// How gradients and counts of this rank meet those of the others.
 pub enum Parallel {
     /// There are no others.
-    Alone,
+    Alone(GradientAverage),
     /// A group whose ranks train one model.
     Group(Box<DistributedDataParallel>),
 }
 
 /// Gradients and where the time of their backward pass went.
 pub struct Backward {
-    /// The gradients, averaged over ranks.
-    pub gradients: GradientsParams,
+    /// The gradients, averaged over ranks and over the batches of the window; none before its last batch.
+    pub gradients: Option<GradientsParams>,
     /// Seconds of the backward pass, with the communication that it hides.
     pub seconds: f64,
     /// Seconds of waiting for the other ranks after it.
@@ -30,6 +31,11 @@ pub struct Backward {
 }
 
 impl Parallel {
+    /// A rank without others.
+    pub fn alone() -> Self {
+        Self::Alone(GradientAverage::new())
+    }
+
     /// Joins a group: checks that all ranks hold the same model, and returns rank 0's.
     ///
     /// # Errors
@@ -43,7 +49,7 @@ impl Parallel {
     /// This rank.
     pub fn rank(&self) -> usize {
         match self {
-            Self::Alone => 0,
+            Self::Alone(_) => 0,
             Self::Group(ddp) => ddp.group().rank(),
         }
     }
@@ -51,8 +57,16 @@ impl Parallel {
     /// The number of ranks.
     pub fn world_size(&self) -> usize {
         match self {
-            Self::Alone => 1,
+            Self::Alone(_) => 1,
             Self::Group(ddp) => ddp.group().world_size(),
+        }
+    }
+
+    /// The group of the ranks.
+    pub fn group(&self) -> Option<&ProcessGroup> {
+        match self {
+            Self::Alone(_) => None,
+            Self::Group(ddp) => Some(ddp.group()),
         }
     }
 
@@ -62,19 +76,36 @@ impl Parallel {
     /// Where the model is not the one of [`join`](Self::join).
     pub fn forward_model<M: Module>(&self, model: &M) -> Result<M> {
         match self {
-            Self::Alone => Ok(model.clone()),
+            Self::Alone(_) => Ok(model.clone()),
             Self::Group(ddp) => ddp.hook(model).map_err(|error| RecipeError::group(TRAIN, error)),
         }
     }
 
-    /// The gradients of `loss`, averaged over ranks.
+    /// Runs the backward pass of a batch that is not the last of its window, and keeps its gradients.
+    ///
+    /// # Errors
+    /// Where a gradient cannot be read.
+    pub fn accumulate<M: Module>(&mut self, loss: &Tensor<1>, model: &M) -> Result<Backward> {
+        let started = Instant::now();
+        match self {
+            Self::Alone(average) => average.add(model, GradientsParams::from_grads(loss.backward(), model)),
+            Self::Group(ddp) => ddp.no_sync(loss).map_err(|error| RecipeError::group(TRAIN, error))?,
+        }
+        Ok(Backward { gradients: None, seconds: started.elapsed().as_secs_f64(), exposed_seconds: 0.0 })
+    }
+
+    /// Runs the backward pass of a window's last batch and returns the gradients, averaged over ranks and over the
+    /// batches of the window.
     ///
     /// # Errors
     /// Where a rank is lost, or does not use all parameters.
     pub fn backward<M: Module>(&mut self, loss: &Tensor<1>, model: &M) -> Result<Backward> {
         let started = Instant::now();
         let (gradients, exposed_seconds) = match self {
-            Self::Alone => (GradientsParams::from_grads(loss.backward(), model), 0.0),
+            Self::Alone(average) => {
+                let gradients = GradientsParams::from_grads(loss.backward(), model);
+                (whole_window(average, model, gradients)?, 0.0)
+            }
             Self::Group(ddp) => {
                 let gradients =
                     ddp.backward(loss, model).map_err(|error| RecipeError::group(TRAIN, error))?;
@@ -82,7 +113,7 @@ impl Parallel {
             }
         };
         let seconds = (started.elapsed().as_secs_f64() - exposed_seconds).max(0.0);
-        Ok(Backward { gradients, seconds, exposed_seconds })
+        Ok(Backward { gradients: Some(gradients), seconds, exposed_seconds })
     }
 
     /// Gives every rank rank 0's running statistics.
@@ -91,7 +122,7 @@ impl Parallel {
     /// Where a rank is lost.
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
         match self {
-            Self::Alone => Ok(model),
+            Self::Alone(_) => Ok(model),
             Self::Group(ddp) => ddp.sync_buffers(model).map_err(|error| RecipeError::group(TRAIN, error)),
         }
     }
@@ -114,11 +145,24 @@ impl Parallel {
 
     fn sum(&self, bytes: &mut [u8], dtype: DType) -> Result<()> {
         match self {
-            Self::Alone => Ok(()),
+            Self::Alone(_) => Ok(()),
             Self::Group(ddp) => ddp
                 .group()
                 .all_reduce(bytes, dtype, ReduceOp::Sum)
                 .map_err(|error| RecipeError::group(TRAIN, error)),
         }
     }
+}
+
+/// The average over a window of which `last` are the gradients of the last batch.
+fn whole_window<M: Module>(
+    average: &mut GradientAverage,
+    model: &M,
+    last: GradientsParams,
+) -> Result<GradientsParams> {
+    if average.passes() == 0 {
+        return Ok(last);
+    }
+    average.add(model, last);
+    average.take(model).map_err(|error| RecipeError::group("cannot average gradients", error))
 }

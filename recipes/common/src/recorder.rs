@@ -36,14 +36,19 @@ impl Recorder {
     /// Where a file cannot be written.
     pub fn step(&mut self, record: &StepRecord) -> Result<()> {
         self.metrics.push(record)?;
-        self.curves.loss.push((record.step, record.loss));
-        let values = [
+        // A skipped step may have a loss that is not a number.
+        if record.loss.is_finite() {
+            self.curves.loss.push((record.step, record.loss));
+        }
+        let mut values = vec![
             ("train/loss", record.loss),
             ("train/lr", record.lr),
             ("speed/images_per_second", record.images_per_second),
             ("speed/data_wait_seconds", record.data_wait_seconds),
             ("speed/comm_exposed_seconds", record.comm_exposed_seconds),
         ];
+        values.extend(record.loss_scale.map(|scale| ("train/loss_scale", scale)));
+        values.extend(record.grad_norm.map(|norm| ("train/grad_norm", norm)));
         self.events.scalars(record.step, &values)
     }
 

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use burn::module::Module;
 use burn_nccl_datasets::Loader;
 use burn_nccl_models::ResNet;
 
 use crate::config::RunConfig;
+use crate::data::Images;
 use crate::device::SelectedDevice;
 use crate::error::Result;
 use crate::metrics::Summary;
@@ -36,6 +38,14 @@ pub struct Run {
     pub started: Instant,
 }
 
+/// A model with the weights that the seed draws, the same on every rank.
+pub fn new_model(config: &RunConfig, images: &Images, device: &SelectedDevice) -> ResNet {
+    device.device.seed(config.seed);
+    let model = config.model(images.num_classes()).init(&device.device.clone().autodiff());
+    // Draws the weights now, in the order of the layers.
+    model.materialize()
+}
+
 impl Run {
     /// Trains `model`, tests it after each epoch, and leaves the results in the run folder.
     ///
@@ -47,7 +57,7 @@ impl Run {
     /// on all ranks, in the same step.
     pub fn train(self, mut model: ResNet) -> Result<Option<Summary>> {
         let epochs = self.config.epochs;
-        let mut trainer = Trainer::new(self);
+        let mut trainer = Trainer::new(self, &model)?;
         trainer.announce();
         let mut evaluation = None;
         for epoch in 1..=epochs {
@@ -64,5 +74,17 @@ impl Run {
             }
             _ => Ok(None),
         }
+    }
+
+    /// Trains until the run is over and keeps nothing.
+    pub(crate) fn try_steps(self, mut model: ResNet) -> Result<()> {
+        let mut trainer = Trainer::new(self, &model)?;
+        trainer.records = false;
+        let mut epoch = 1;
+        while !trainer.is_over() {
+            model = trainer.epoch(epoch, model)?;
+            epoch += 1;
+        }
+        Ok(())
     }
 }

@@ -6,13 +6,18 @@ use burn::module::Module;
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
-use burn_nccl_datasets::Batch;
+use burn_nccl::accumulation::{Accumulation, Pass};
+use burn_nccl::amp::{Precision, widen};
+use burn_nccl_datasets::{Batch, Batches};
 use burn_nccl_models::ResNet;
 
+use crate::config::RunConfig;
 use crate::error::{ErrorKind, RecipeError, Result};
 use crate::evaluate::{evaluate, scalar};
 use crate::metrics::{Evaluation, StepBreakdown, StepRecord, StepTimes, Summary, peak_memory_bytes};
+use crate::mixed_precision::MixedPrecision;
 use crate::optimizer::sgd;
+use crate::options::Norm;
 use crate::parameters::parameters_sha256;
 use crate::progress::Plan;
 use crate::recorder::Recorder;
@@ -29,31 +34,49 @@ pub(crate) struct Trainer {
     steps_per_epoch: usize,
     steps: usize,
     epochs_completed: usize,
+    mixed_precision: MixedPrecision,
     in_flight: Option<InFlight>,
     last_loss: f64,
     times: StepTimes,
     stop: bool,
+    /// Whether rank 0 writes files.
+    pub(crate) records: bool,
     recorder: Option<Recorder>,
 }
 
-/// A step whose loss has not been read yet.
+/// A step whose losses, one per batch of its window, have not been read yet.
 ///
-/// The loss is read one step late: reading it makes a GPU finish all its work, and by then the next step has been
+/// They are read one step late: reading makes a GPU finish all its work, and by then the next step has been
 /// handed to it.
 struct InFlight {
     record: StepRecord,
-    loss: Tensor<1>,
+    losses: Vec<Tensor<1>>,
+}
+
+/// What a step did besides changing the weights.
+struct Stepped {
+    images: usize,
+    breakdown: StepBreakdown,
+    in_flight: InFlight,
 }
 
 impl Trainer {
-    pub(crate) fn new(run: Run) -> Self {
+    /// Prepares to train `model`.
+    ///
+    /// # Errors
+    /// Where the device cannot compute in the precision that is asked for.
+    pub(crate) fn new(run: Run, model: &ResNet) -> Result<Self> {
         let config = &run.config;
-        let steps_per_epoch = run.train.num_batches();
+        // A shorter window ends each epoch whose batches do not come out even.
+        let steps_per_epoch = run.train.num_batches().div_ceil(config.accumulate);
         let total_steps = (config.epochs * steps_per_epoch).min(config.max_steps.unwrap_or(usize::MAX));
         let warmup_steps = (config.warmup_epochs * steps_per_epoch as f64).round() as usize;
-        let global_batch = config.batch_size * run.parallel.world_size();
+        let global_batch = config.global_batch_size(run.parallel.world_size());
         let smoothing = (config.label_smoothing > 0.0).then_some(config.label_smoothing as f32);
-        Self {
+        let mixed_precision =
+            MixedPrecision::new(config.mixed_precision.as_ref(), model, &run.device, run.parallel.group())?;
+        Ok(Self {
+            mixed_precision,
             criterion: CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&run.device.device),
             optimizer: sgd(config.weight_decay),
             schedule: Schedule::scaled(config.lr, global_batch, warmup_steps, total_steps),
@@ -64,18 +87,37 @@ impl Trainer {
             last_loss: f64::NAN,
             times: StepTimes::default(),
             stop: false,
+            records: true,
             recorder: None,
             run,
-        }
+        })
     }
 
     fn title(&self) -> String {
-        let (config, ranks) = (&self.run.config, self.run.parallel.world_size());
-        let ranks = if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") };
-        format!("{} on {}, {ranks} on {}", config.model, config.data, self.run.device.backend)
+        let (config, world_size) = (&self.run.config, self.run.parallel.world_size());
+        let ranks = if world_size == 1 { "1 rank".into() } else { format!("{world_size} ranks") };
+        let global = config.global_batch_size(world_size);
+        let accumulated = if config.accumulate == 1 {
+            String::new()
+        } else {
+            format!(" x {} accumulated", config.accumulate)
+        };
+        let precision = match self.mixed_precision.precision() {
+            Precision::F32 => String::new(),
+            half => format!(" in {half}"),
+        };
+        format!(
+            "{} on {}, {ranks} on {}{precision}, global batch {global} ({} a rank{accumulated})",
+            config.model, config.data, self.run.device.backend, config.batch_size
+        )
     }
 
     pub(crate) fn announce(&mut self) {
+        if self.run.parallel.rank() == 0
+            && let Some(warning) = small_batch_warning(&self.run.config, self.run.parallel.world_size())
+        {
+            log::warn!("{warning}");
+        }
         let plan = Plan {
             title: self.title(),
             epochs: self.run.config.epochs,
@@ -94,18 +136,17 @@ impl Trainer {
         let mut batches = self.run.train.epoch(epoch - 1);
         while !self.is_over() {
             let started = Instant::now();
-            let Some(batch) = batches.next() else { break };
-            let batch = batch.map_err(|error| RecipeError::data("cannot load a training image", error))?;
-            let data_seconds = started.elapsed().as_secs_f64();
-            let (stepped, breakdown, mut step) = self.step(epoch, batch, model)?;
-            model = stepped;
+            let Some(batch) = next(&mut batches)? else { break };
+            let data = started.elapsed().as_secs_f64();
+            let (stepped_model, stepped) = self.step(epoch, batch, data, &mut batches, model)?;
+            model = stepped_model;
             if let Some(previous) = self.in_flight.take() {
                 self.complete(previous)?;
             }
             let seconds = started.elapsed().as_secs_f64();
-            step.record.data_wait_seconds = data_seconds;
-            step.record.images_per_second = self.global_batch_size() as f64 / seconds;
-            self.times.push(seconds, StepBreakdown { data: data_seconds, ..breakdown });
+            let mut step = stepped.in_flight;
+            step.record.images_per_second = stepped.images as f64 / seconds;
+            self.times.push(seconds, stepped.images, stepped.breakdown);
             self.in_flight = Some(step);
         }
         if batches.remaining() == 0 {
@@ -115,29 +156,41 @@ impl Trainer {
         Ok(model)
     }
 
-    /// Forward, backward, optimizer.
+    /// Forward and backward for each batch of a window that begins with `batch`, then the optimizer.
     fn step(
         &mut self,
         epoch: usize,
-        batch: Batch,
+        mut batch: Batch,
+        data_seconds: f64,
+        batches: &mut Batches,
         model: ResNet,
-    ) -> Result<(ResNet, StepBreakdown, InFlight)> {
+    ) -> Result<(ResNet, Stepped)> {
         let lr = self.schedule.rate(self.steps);
-        let started = Instant::now();
-        let forward_model = self.run.parallel.forward_model(&model)?;
-        let logits = forward_model.forward(batch.images);
-        let loss = self.criterion.forward(logits, batch.labels);
-        let forward = started.elapsed().as_secs_f64();
-
-        let backward = self.run.parallel.backward(&loss, &model)?;
-        // What still holds the parameters keeps the optimizer from updating them in place.
-        drop(forward_model);
-        let loss = loss.inner();
-
-        let started = Instant::now();
-        let model = self.optimizer.step(lr, model, backward.gradients);
-        let optimizer = started.elapsed().as_secs_f64();
-
+        let mut breakdown = StepBreakdown { data: data_seconds, ..Default::default() };
+        let mut losses = Vec::with_capacity(self.run.config.accumulate);
+        let mut window = Accumulation::new(self.run.config.accumulate);
+        let gradients = loop {
+            let following = window.next(batches.remaining() == 0) == Pass::Keep;
+            let (forward_model, loss) = timed(&mut breakdown.forward, || self.forward(batch, &model))?;
+            let scaled = self.mixed_precision.scale(loss.clone());
+            let backward = match following {
+                true => self.run.parallel.accumulate(&scaled, &model)?,
+                false => self.run.parallel.backward(&scaled, &model)?,
+            };
+            // What still holds the parameters keeps the optimizer from updating them in place.
+            drop((forward_model, scaled));
+            losses.push(loss.inner());
+            breakdown.backward += backward.seconds;
+            breakdown.comm_exposed += backward.exposed_seconds;
+            match (backward.gradients, timed(&mut breakdown.data, || following.then(|| next(batches)))) {
+                (Some(gradients), _) => break gradients,
+                (None, Some(following)) => batch = following?.ok_or_else(ended_early)?,
+                (None, None) => return Err(ended_early()),
+            }
+        };
+        let optimizer = &mut self.optimizer;
+        let (model, outcome) =
+            timed(&mut breakdown.optimizer, || self.mixed_precision.step(optimizer, lr, model, gradients))?;
         self.steps += 1;
         let record = StepRecord {
             step: self.steps,
@@ -145,34 +198,45 @@ impl Trainer {
             loss: f64::NAN,
             lr,
             images_per_second: 0.0,
-            data_wait_seconds: 0.0,
-            comm_exposed_seconds: backward.exposed_seconds,
+            data_wait_seconds: breakdown.data,
+            comm_exposed_seconds: breakdown.comm_exposed,
+            loss_scale: outcome.loss_scale,
+            skipped: outcome.skipped,
+            grad_norm: outcome.grad_norm,
         };
-        let breakdown = StepBreakdown {
-            data: 0.0,
-            forward,
-            backward: backward.seconds,
-            comm_exposed: backward.exposed_seconds,
-            optimizer,
-        };
-        Ok((model, breakdown, InFlight { record, loss }))
+        let images = losses.len() * self.run.config.batch_size * self.run.parallel.world_size();
+        Ok((model, Stepped { images, breakdown, in_flight: InFlight { record, losses } }))
+    }
+
+    /// The copy of `model` that the forward pass ran on, and its loss.
+    fn forward(&self, batch: Batch, model: &ResNet) -> Result<(ResNet, Tensor<1>)> {
+        let forward_model = self.mixed_precision.cast(self.run.parallel.forward_model(model)?)?;
+        // Softmax and loss are formed in f32.
+        let logits = widen(forward_model.forward(batch.images));
+        let loss = self.criterion.forward(logits, batch.labels);
+        Ok((forward_model, loss))
     }
 
     /// Reads the loss of a step, shares it with the other ranks and records it.
     fn complete(&mut self, step: InFlight) -> Result<()> {
-        let InFlight { mut record, loss } = step;
+        let InFlight { mut record, losses } = step;
         let wants_stop = f64::from(u8::from(self.run.progress.stop_requested()));
-        let mut sums = [scalar::<f64>(loss.try_into_data())?, wants_stop];
+        let mut sums = [0.0, wants_stop];
+        let window = losses.len() as f64;
+        for loss in losses {
+            sums[0] += scalar::<f64>(loss.try_into_data())? / window;
+        }
         self.run.parallel.sum_f64(&mut sums)?;
         // All ranks see the same sums, so they stop, and fail, in the same step.
         record.loss = sums[0] / self.run.parallel.world_size() as f64;
         self.stop |= sums[1] > 0.0;
-        if !record.loss.is_finite() {
+        if record.loss.is_finite() {
+            self.last_loss = record.loss;
+        } else if record.skipped != Some(true) {
             let why = format!("the loss is {} with learning rate {:.4}", record.loss, record.lr);
             return Err(self.diverged(record.step, why));
         }
-        self.last_loss = record.loss;
-        if self.run.parallel.rank() == 0 {
+        if self.records && self.run.parallel.rank() == 0 {
             self.recorder()?.step(&record)?;
         }
         self.run.progress.step(&record);
@@ -226,12 +290,19 @@ impl Trainer {
             device: run.device.name.clone(),
             world_size: run.parallel.world_size(),
             model: run.config.model.to_string(),
+            precision: self.mixed_precision.precision().to_string(),
+            norm: run.config.norm().name(),
+            batch_size: run.config.batch_size,
+            accumulate: run.config.accumulate,
+            global_batch_size: run.config.global_batch_size(run.parallel.world_size()),
             parameters: model.parameters_count(),
             steps: self.steps,
             epochs: self.epochs_completed,
-            images_per_second: self.times.images_per_second(self.global_batch_size()),
+            images_per_second: self.times.images_per_second(),
             step_seconds_median: self.times.median(),
             train_loss_final: self.last_loss,
+            loss_scale_final: self.mixed_precision.loss_scale(),
+            skipped_steps: self.mixed_precision.skipped_steps(),
             test_accuracy: evaluation.accuracy(),
             test_examples: evaluation.examples,
             peak_memory_bytes: peak_memory_bytes(),
@@ -245,8 +316,49 @@ impl Trainer {
         self.run.progress.finish(&summary, &folder);
         Ok(summary)
     }
+}
 
-    fn global_batch_size(&self) -> usize {
-        self.run.config.batch_size * self.run.parallel.world_size()
-    }
+/// The next batch, where there is one.
+fn next(batches: &mut Batches) -> Result<Option<Batch>> {
+    batches.next().transpose().map_err(|error| RecipeError::data("cannot load a training image", error))
+}
+
+fn ended_early() -> RecipeError {
+    RecipeError::failure(
+        "cannot finish a step",
+        "the loader has fewer batches than it announced",
+        "report it",
+    )
+}
+
+/// Adds the seconds that `run` takes to `seconds`.
+fn timed<T>(seconds: &mut f64, run: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let output = run();
+    *seconds += started.elapsed().as_secs_f64();
+    output
+}
+
+/// Images below which the mean and variance of a batch are too noisy to normalise with.
+///
+/// Source: Wu and He, "Group Normalization" (arXiv:1803.08494), figure 1: the error of batch normalisation grows
+/// fast below 16 images per worker.
+const SMALL_BATCH: usize = 16;
+
+/// What to say of batch statistics from few images. Accumulation does not help: a forward pass sees one batch.
+fn small_batch_warning(config: &RunConfig, world_size: usize) -> Option<String> {
+    let (images, whose, remedy) = match config.norm() {
+        Norm::SyncBatch => (config.batch_size * world_size, "of all ranks", "a larger --batch-size"),
+        Norm::Batch if world_size > 1 => {
+            (config.batch_size, "of each rank", "--norm sync-batch or a larger --batch-size")
+        }
+        Norm::Batch => (config.batch_size, "", "a larger --batch-size"),
+    };
+    let whose = if whose.is_empty() { String::new() } else { format!(" {whose}") };
+    (images < SMALL_BATCH).then(|| {
+        format!(
+            "batch normalisation sees {images} images{whose} at a time, and statistics of fewer than {SMALL_BATCH} \
+             cost accuracy: use {remedy}"
+        )
+    })
 }

@@ -19,6 +19,6 @@ struct Options {
 fn main() -> ExitCode {
     recipe_common::main(|| {
         let options: Options = command_line::parse(std::env::args_os())?;
-        distributed::run("resnet-ddp", &options.train, &options.distributed)
+        distributed::run("resnet-ddp", &options.train, &options.distributed, None)
     })
 }

@@ -1,0 +1,115 @@
+//! The built recipe, run as a user runs it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A run folder for one test, removed with it.
+struct Place {
+    _folder: TempDir,
+    out: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("run");
+        Self { _folder: folder, out }
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_recipe-resnet-amp"))
+            .args(["--out", self.out.to_str().unwrap(), "--device", "cpu", "--model", "resnet18"])
+            .args(["--progress", "plain"])
+            .args(args)
+            .output()
+            .unwrap()
+    }
+
+    fn summary(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.out.join("summary.json")).unwrap()).unwrap()
+    }
+
+    fn steps(&self) -> Vec<Value> {
+        let metrics = fs::read_to_string(self.out.join("metrics.jsonl")).unwrap();
+        metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn two_ranks_train_in_f16_and_log_the_loss_scale() {
+    let place = Place::new();
+    let args = ["--precision", "f16", "--max-steps", "2", "--batch-size", "4", "--accumulate", "2"];
+    let output = place.run(&[&args[..], &["--growth-interval", "1", "--init-scale", "1024"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = place.summary();
+    assert_eq!((&summary["precision"], &summary["world_size"]), (&"f16".into(), &2.into()));
+    // 4 images x 2 batches x 2 ranks.
+    assert_eq!((&summary["global_batch_size"], &summary["accumulate"]), (&16.into(), &2.into()));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("in f16, global batch 16 (4 a rank x 2"));
+    // No overflow, and the scale doubles after each step.
+    let scales: Vec<f64> = place.steps().iter().map(|step| step["loss_scale"].as_f64().unwrap()).collect();
+    assert_eq!(scales, [1024.0, 2048.0]);
+    assert_eq!((&summary["loss_scale_final"], &summary["skipped_steps"]), (&4096.0.into(), &0.into()));
+}
+
+#[test]
+fn a_scale_that_overflows_skips_steps_and_comes_down() {
+    let place = Place::new();
+    let common = ["--precision", "f16", "--batch-size", "4", "--nproc-per-node", "1"];
+    // Far beyond the 65504 of f16 in the first gradient, for three steps.
+    let output = place.run(&[&common[..], &["--init-scale", "1e30", "--max-steps", "3"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(place.summary()["skipped_steps"], 3);
+    let scales: Vec<f64> = place.steps().iter().map(|step| step["loss_scale"].as_f64().unwrap()).collect();
+    for (found, expected) in scales.iter().zip([1e30, 5e29, 2.5e29]) {
+        assert!((found / expected - 1.0).abs() < 1e-6, "{scales:?}");
+    }
+    assert!(place.steps().iter().all(|step| step["skipped"] == true && step["loss"].is_number()));
+}
+
+#[test]
+fn bf16_needs_no_loss_scale_and_stays_close_to_f32() {
+    let run = |args: &[&str]| {
+        let place = Place::new();
+        let common = ["--max-steps", "2", "--batch-size", "8", "--clip-grad-norm", "1"];
+        let output = place.run(&[&common[..], args].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        place.steps()
+    };
+    let (half, full) = (run(&["--precision", "bf16"]), run(&["--precision", "f32"]));
+    for (half, full) in half.iter().zip(&full) {
+        assert!(half.get("loss_scale").is_none() && half.get("skipped").is_none(), "{half}");
+        // bf16 has 8 bits of precision, and errors of layers average out.
+        for key in ["loss", "grad_norm"] {
+            let (half, full) = (half[key].as_f64().unwrap(), full[key].as_f64().unwrap());
+            assert!((half - full).abs() < 0.05 * full, "{key}: {half} and {full}");
+            assert_ne!(half, full, "{key}");
+        }
+    }
+}
+
+#[test]
+fn a_path_that_names_no_layer_is_refused_with_those_that_are_near() {
+    let place = Place::new();
+    let output = place.run(&["--full-precision", "fd", "--max-steps", "1"]);
+    let text = stderr(&output);
+    assert!(!output.status.success() && text.contains("`fd`") && text.contains("fc"), "{text}");
+    assert!(!text.contains("panicked") && !place.out.join("summary.json").exists(), "{text}");
+}
+
+#[test]
+fn small_batches_are_warned_of_and_synchronised_statistics_named_as_the_remedy() {
+    let warning = |args: &[&str]| stderr(&Place::new().run(&[&["--max-steps", "1"], args].concat()));
+    let text = warning(&["--batch-size", "8", "--precision", "f32"]);
+    assert!(text.contains("8 images of each rank") && text.contains("--norm sync-batch"), "{text}");
+    let text = warning(&["--batch-size", "8", "--precision", "f32", "--norm", "sync-batch"]);
+    assert!(!text.contains("WARN"), "{text}");
+}
