@@ -16,6 +16,7 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy,
     StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
+use burn_nccl::amp::{Autocast, match_dtype, widen};
 use burn_nccl::ddp::{DdpStrategy, UnevenInputs};
 use burn_nccl::{DdpConfig, Error, ProcessGroup};
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,8 @@ pub struct Learning {
     pub rate: f64,
     /// Micro-batches per optimizer step.
     pub accumulation: Option<usize>,
+    /// What the ranks compute in.
+    pub precision: burn_nccl::amp::Precision,
     /// What ranks with fewer batches do.
     pub uneven_inputs: UnevenInputs,
     /// Whether training stops when the validation loss has not *grown* for two epochs, which is in the third.
@@ -113,7 +116,9 @@ impl Learning {
         if self.joined {
             return training;
         }
-        DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs)).install(training)
+        DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs))
+            .with_autocast(Autocast::new(self.precision))
+            .install(training)
     }
 }
 
@@ -144,7 +149,8 @@ impl Classifier {
     }
 
     fn classify(&self, points: Points) -> ClassificationOutput {
-        let logits = self.output.forward(relu(self.hidden.forward(points.inputs)));
+        let inputs = match_dtype(points.inputs, &self.hidden.weight.val());
+        let logits = widen(self.output.forward(relu(self.hidden.forward(inputs))));
         let loss = criterion(&logits.device()).forward(logits.clone(), points.targets.clone());
         ClassificationOutput::new(loss, logits, points.targets)
     }
