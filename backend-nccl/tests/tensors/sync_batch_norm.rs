@@ -495,6 +495,14 @@ fn records_move_between_this_layer_and_burns() {
     assert!(SyncBatchNorm::from(norm).is_synchronized());
 }
 
+#[test]
+fn a_layer_says_in_print_what_it_normalises_over() {
+    let text = SyncBatchNormConfig::new(CHANNELS).init(&Device::flex()).to_string();
+    let expected =
+        "SyncBatchNorm {num_features: 3, momentum: 0.1, epsilon: 0.00001, synchronized: true, ranks: 1}";
+    assert_eq!(text, expected);
+}
+
 /// A layer that may synchronise between two that train.
 #[derive(Module, Debug)]
 struct Net {
