@@ -7,6 +7,7 @@ mod autocast;
 mod data_parallel;
 mod model;
 mod overlap;
+mod sync_batch_norm;
 
 use std::time::Duration;
 
