@@ -101,6 +101,6 @@ pub use error::{Error, Result};
 pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
-pub use ops::{BucketSlot, Call, CollectiveBackend, GradientNorm};
+pub use ops::{Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use transport::{DType, ReduceOp};

@@ -10,7 +10,7 @@ use burn::backend::{Autodiff, TensorMetadata};
 use burn::tensor::Slice;
 
 use crate::hook::GradientHook;
-use crate::ops::{BucketSlot, Call, CollectiveBackend, GradientNorm};
+use crate::ops::{Call, CollectiveBackend, GradientNorm};
 use crate::transport::ReduceOp;
 
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
@@ -80,10 +80,6 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
     fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
         B::deliver_gradient(gradient.primitive().clone(), hook);
         gradient
-    }
-
-    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
-        FloatTensor::<Self>::new(B::gradient_from_bucket(like.into_primitive(), slot))
     }
 
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {

@@ -8,7 +8,7 @@
 //! 3. [`backward`](DistributedDataParallel::backward) runs the tape. A hook copies its gradient into a flat bucket;
 //!    the last one of a bucket hands it to the group's communication thread, which reduces it while the tape runs
 //!    on. Buckets launch in index order on every rank.
-//! 4. What is still in flight is waited for, and gradients are handed out, on Flex as views of the buckets.
+//! 4. What is still in flight is waited for, and gradients are handed out, on Flex as parts of the buckets.
 
 mod agreement;
 mod arithmetic;
@@ -19,6 +19,7 @@ mod events;
 mod lift;
 mod module_hook;
 mod parameters;
+mod parts;
 mod reducer;
 mod replicate;
 #[cfg(feature = "train")]
