@@ -104,7 +104,7 @@ pub use error::{Error, Result};
 pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
-pub use ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend, GradientNorm};
+pub use ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
 pub use transport::{DType, ReduceOp};

@@ -1,8 +1,8 @@
 //! burn-train: a small classifier under its learner, by all ranks or by one process on the joined batches.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::DataLoader;
 use burn::module::Module;
@@ -16,7 +16,7 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy,
     StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_nccl::amp::{Autocast, match_dtype, widen};
+use burn_nccl::amp::{Autocast, GradScaler, GradScalerConfig, LossScale, match_dtype, widen};
 use burn_nccl::ddp::{DdpStrategy, UnevenInputs};
 use burn_nccl::{DdpConfig, Error, ProcessGroup, SyncBatchNorm, SyncBatchNormConfig};
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,8 @@ pub struct Learning {
     pub early_stopping: bool,
     /// Whether the classifier normalises with the batches of all ranks.
     pub synchronized_norm: bool,
+    /// How each rank scales its loss; nothing for no scaling.
+    pub scaling: Vec<GradScalerConfig>,
     /// What happens while a batch to train on is loaded.
     pub incident: Option<Incident>,
     /// What happens while a batch to validate on is loaded.
@@ -76,10 +78,13 @@ impl Learning {
         let loader =
             Loader::new(ranks, &self.batches).with_incident(self.incident.filter(here), &interrupter);
         let (epochs, batches) = (loader.epochs_begun.clone(), loader.batches_loaded.clone());
-        let training = self.training(loader, interrupter, &group);
+        let scaler = self.scaler(rank)?;
+        let loss_scale = scaler.as_ref().map(|scaler| scaler.lock().expect("nobody panicked").loss_scale());
+        let training = self.training(loader, interrupter, &group, scaler.clone());
         let rate =
             LinearLrSchedulerConfig::new(self.rate, self.rate / 10.0, 24).init().expect("rates in range");
-        let result = training.launch(Learner::new(self.classifier(rank as u64, &device), optimizer(), rate));
+        let model = self.classifier(rank as u64, loss_scale, &device);
+        let result = training.launch(Learner::new(model, optimizer(), rate));
         Ok(Learned {
             parameters: parameters(&result.model),
             sha256: sha256(&result.model),
@@ -87,16 +92,26 @@ impl Learning {
             batches: batches.load(Ordering::SeqCst),
             interrupted: result.interrupted.is_some(),
             error: result.error.map(|error| error.to_string()),
+            scaling: scaler.map(|scaler| {
+                let scaler = scaler.lock().expect("nobody panicked");
+                (scaler.loss_scale().factor(), scaler.skipped_steps())
+            }),
         })
     }
 
-    fn classifier(&self, seed: u64, device: &Device) -> Classifier {
+    fn classifier(&self, seed: u64, loss_scale: Option<LossScale>, device: &Device) -> Classifier {
         let model = Classifier {
             hidden: LinearConfig::new(FEATURES, HIDDEN).init(device),
             norm: self.synchronized_norm.then(|| SyncBatchNormConfig::new(HIDDEN).init(device)),
             output: LinearConfig::new(HIDDEN, CLASSES).init(device),
+            loss_scale,
         };
         fill(model, seed)
+    }
+
+    fn scaler(&self, rank: usize) -> Result<Option<Arc<Mutex<GradScaler>>>, Error> {
+        let scaler = self.scaling.get(rank).map(GradScalerConfig::init).transpose()?;
+        Ok(scaler.map(|scaler| Arc::new(Mutex::new(scaler))))
     }
 
     fn training(
@@ -104,6 +119,7 @@ impl Learning {
         loader: Loader,
         interrupter: Interrupter,
         group: &ProcessGroup,
+        scaler: Option<Arc<Mutex<GradScaler>>>,
     ) -> SupervisedTraining<Classifier> {
         let incident = self.validation_incident.filter(|incident| incident.rank == group.rank());
         let valid = Loader::new(0..self.batches.len(), &self.batches).with_incident(incident, &interrupter);
@@ -128,9 +144,12 @@ impl Learning {
         if self.joined {
             return training;
         }
-        DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs))
-            .with_autocast(Autocast::new(self.precision))
-            .install(training)
+        let mut strategy = DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs))
+            .with_autocast(Autocast::new(self.precision));
+        if let Some(scaler) = scaler {
+            strategy = strategy.with_grad_scaler(scaler);
+        }
+        strategy.install(training)
     }
 }
 
@@ -150,6 +169,8 @@ pub struct Classifier {
     hidden: Linear,
     norm: Option<SyncBatchNorm>,
     output: Linear,
+    #[module(skip)]
+    loss_scale: Option<LossScale>,
 }
 
 impl Classifier {
@@ -171,7 +192,11 @@ impl TrainStep for Classifier {
 
     fn step(&self, points: Points) -> TrainOutput<ClassificationOutput> {
         let output = self.classify(points);
-        TrainOutput::new(self, output.loss.backward(), output)
+        let mut loss = output.loss.clone();
+        if let Some(loss_scale) = &self.loss_scale {
+            loss = loss_scale.scale(loss);
+        }
+        TrainOutput::new(self, loss.backward(), output)
     }
 }
 

@@ -39,6 +39,8 @@ pub enum Event {
     LoadingError,
     /// The process ends, as if it were killed.
     Exit,
+    /// The batch holds an infinity, so that the gradients of its rank overflow.
+    Overflow,
 }
 
 /// An event and its time, counted from 0.
@@ -136,17 +138,18 @@ struct Batches<'a> {
 
 impl Batches<'_> {
     /// Lets happen what is due at this batch.
-    fn incident(&self) -> Result<(), DatasetError> {
-        let Some((incident, interrupter)) = &self.loader.incident else { return Ok(()) };
+    fn incident(&self, mut points: Points) -> Result<Points, DatasetError> {
+        let Some((incident, interrupter)) = &self.loader.incident else { return Ok(points) };
         if (incident.epoch, incident.batch) != (self.epoch, self.next) {
-            return Ok(());
+            return Ok(points);
         }
         match incident.event {
             Event::Interruption => interrupter.stop(Some("the test interrupts")),
             Event::LoadingError => return Err(DatasetError::new(std::io::Error::other(LOADING_ERROR))),
             Event::Exit => std::process::exit(crate::fault::FAULT_EXIT_CODE),
+            Event::Overflow => points.inputs = points.inputs.mul_scalar(f32::INFINITY),
         }
-        Ok(())
+        Ok(points)
     }
 }
 
@@ -157,7 +160,7 @@ impl Iterator for Batches<'_> {
         if self.next == self.loader.num_batches() {
             return None;
         }
-        let batch = self.incident().map(|()| self.loader.batch(self.next));
+        let batch = self.incident(self.loader.batch(self.next));
         self.rows_passed += self.loader.rows(self.next).count();
         self.next += 1;
         self.loader.batches_loaded.fetch_add(1, Ordering::SeqCst);

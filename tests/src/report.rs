@@ -62,6 +62,8 @@ pub struct Learned {
     pub interrupted: bool,
     /// The error that burn-train gives.
     pub error: Option<String>,
+    /// The loss scale at the end and the optimizer steps that were skipped, where losses are scaled.
+    pub scaling: Option<(f32, u64)>,
 }
 
 /// A typed error.

@@ -46,6 +46,9 @@
 //! - **Without clipping**, leave `unscale` out: `step` does it.
 //! - **Clipping before unscaling** would compare the threshold with gradients 65536 times too large.
 //! - **On many ranks**, [`GradScaler::with_group`] makes all of them skip together.
+//! - **A rank without a loss in one step** still steps and updates, or the others would wait for it. With
+//!   `UnevenInputs::JoinActive` or `JoinWorld` it calls `ddp.shadow(&model)?` instead of `ddp.backward` and passes on
+//!   what that returns; in the other modes such a rank is an error on all ranks.
 //! - **With accumulation**, cast for every micro-batch and scale its loss; unscale, step and update once at the end of the
 //!   window: the scale changes in `update` alone, so that all micro-batches of a window have the same.
 //! - **With several optimizers** (a GAN), see [`GradScaler::optimizer`].

@@ -1,4 +1,4 @@
-//! Flex: tensors lie in host memory, so gradients are read and handed out where they are, without a copy.
+//! Flex: tensors lie in host memory, so gradients are read and scaled where they are.
 
 use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;
@@ -9,7 +9,7 @@ use burn_flex::{FlexTensor, Layout};
 use super::host;
 use crate::gradient_kernels::{self as kernels, Real};
 use crate::hook::GradientHook;
-use crate::ops::{BucketSlot, CollectiveBackend, GradientNorm};
+use crate::ops::{CollectiveBackend, GradientNorm};
 use crate::strided::{self, Strided};
 
 impl CollectiveBackend for Flex {
@@ -30,14 +30,6 @@ impl CollectiveBackend for Flex {
             None => drop(host::deliver_gradient::<Self>(gradient.clone(), &hook)),
         }
         gradient
-    }
-
-    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
-        let shape = like.layout().shape().clone();
-        let dtype = like.dtype();
-        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
-        let layout = Layout::new(shape, strides, slot.offset_bytes / dtype.size());
-        FlexTensor::from_arc(slot.bucket, layout, dtype)
     }
 
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {
@@ -82,7 +74,7 @@ fn scale_gradient<T: Real + Element>(mut gradient: FlexTensor, factor: T) -> (Fl
         let (scaled, finite) = kernels::scaled(gradient.storage::<T>(), factor);
         return (FlexTensor::new(Bytes::from_elems(scaled), layout, dtype), finite);
     }
-    // A part of a bucket, or of another larger storage.
+    // A part of a larger storage, which others may see.
     let gradient = gradient.to_contiguous();
     let values = gradient.as_slice::<T>().expect("it is contiguous");
     if factor == T::ONE {

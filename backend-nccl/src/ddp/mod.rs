@@ -13,7 +13,7 @@
 //!    on every rank rests on Burn's tape: steps run by descending depth, and within one depth in the order of a
 //!    depth-first walk over the recorded parents, never in hash-map order. So equal graphs give equal orders, and
 //!    options that would let the graphs differ are refused for such a model.
-//! 4. What is still in flight is waited for, and gradients are handed out, on Flex as views of the buckets.
+//! 4. What is still in flight is waited for, and gradients are handed out, on Flex as parts of the buckets.
 
 mod agreement;
 mod arithmetic;
@@ -24,6 +24,7 @@ mod events;
 mod lift;
 mod module_hook;
 mod parameters;
+mod parts;
 mod reducer;
 mod replicate;
 #[cfg(feature = "train")]

@@ -2,11 +2,15 @@
 
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
+mod accumulation;
 mod adjoints;
 mod autocast;
+mod clipping;
 mod data_parallel;
 mod model;
 mod overlap;
+mod scaling;
+mod scaling_on_ranks;
 mod sync_batch_norm;
 
 use std::time::Duration;

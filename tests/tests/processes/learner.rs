@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_nccl::amp::Precision;
+use burn_nccl::amp::{GradScalerConfig, Precision};
 use burn_nccl::ddp::UnevenInputs;
 use burn_nccl_tests::fault::FAULT_EXIT_CODE;
 use burn_nccl_tests::learning::Learning;
@@ -32,6 +32,7 @@ fn learning(folder: &Path) -> Learning {
         uneven_inputs: UnevenInputs::Even,
         early_stopping: false,
         synchronized_norm: false,
+        scaling: Vec::new(),
         incident: None,
         validation_incident: None,
     }
@@ -232,4 +233,49 @@ fn a_resumed_training_ends_with_the_bits_of_one_that_was_not_interrupted() {
     assert_ne!(first[0].sha256, second[0].sha256);
     assert_eq!((second[0].epochs, second[0].batches), (2, 2 * BATCHES));
     assert_eq!(second[0].sha256, whole[0].sha256);
+}
+
+#[test]
+fn scaled_losses_give_the_bits_of_unscaled_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = run(learning(&folder.path().join("plain")));
+    // 65536 and 2^17, to which it grows after ten of the twelve steps, move exponents alone.
+    let scaling = vec![GradScalerConfig::new().with_growth_interval(10); RANKS];
+    let scaled = run(Learning { scaling, ..learning(&folder.path().join("scaled")) });
+    assert_eq!(scaled[0].sha256, plain[0].sha256);
+    assert_eq!(scaled[0].scaling, Some((131072.0, 0)));
+}
+
+#[test]
+fn an_overflow_on_rank_1_makes_both_ranks_skip_the_step_and_halve_the_scale() {
+    let folder = tempfile::tempdir().unwrap();
+    let scaling = vec![GradScalerConfig::new(); RANKS];
+    let ends = run(Learning { scaling, ..incident(Event::Overflow, folder.path()) });
+    for end in &ends {
+        assert_eq!((end.epochs, end.batches, &end.error), (4, 4 * BATCHES, &None));
+        assert_eq!(end.scaling, Some((32768.0, 1)));
+        assert!(end.parameters.iter().all(|value| value.is_finite()), "{end:?}");
+    }
+}
+
+#[test]
+fn an_overflow_at_the_floor_of_the_scale_ends_training_on_both_ranks_with_the_cause() {
+    let folder = tempfile::tempdir().unwrap();
+    let scaling = vec![GradScalerConfig::new().with_init_scale(1.0); RANKS];
+    for end in run(Learning { scaling, ..incident(Event::Overflow, folder.path()) }) {
+        assert_eq!(end.batches, BATCHES_UNTIL_INCIDENT);
+        let error = end.error.expect("training stops");
+        assert!(error.contains("overflow even with a loss scale of 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_starts_with_another_scale_is_named_on_both_ranks_in_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let scaling = vec![GradScalerConfig::new(), GradScalerConfig::new().with_init_scale(1024.0)];
+    for end in run(Learning { scaling, ..learning(folder.path()) }) {
+        assert_eq!(end.batches, 1);
+        let error = end.error.expect("training stops");
+        assert!(error.contains("rank 0 has 65536") && error.contains("rank 1 has 1024"), "{error}");
+    }
 }

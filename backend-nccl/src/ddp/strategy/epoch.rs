@@ -1,5 +1,7 @@
 //! One epoch on one rank, in step with the others.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use burn::optim::GradientsParams;
 use burn::train::{
     EventProcessorTraining, InferenceStep, Learner, LearnerEvent, LearnerModel, TrainLoader, TrainStep,
@@ -7,7 +9,7 @@ use burn::train::{
 };
 
 use super::Session;
-use crate::amp::Autocast;
+use crate::amp::{Autocast, GradScaler};
 use crate::ddp::{DistributedDataParallel, UnevenInputs};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
@@ -69,6 +71,7 @@ pub(super) struct TrainEpoch<M: LearnerModel> {
     pub(super) uneven_inputs: UnevenInputs,
     /// Makes the copy of the model that a step runs on.
     pub(super) autocast: Autocast,
+    pub(super) scaler: Option<Arc<Mutex<GradScaler>>>,
 }
 
 impl<M: LearnerModel> TrainEpoch<M> {
@@ -112,11 +115,11 @@ impl<M: LearnerModel> TrainEpoch<M> {
             iteration += session.group.world_size();
             let Some(batch) = batch else {
                 if reduces && let Some(gradients) = ddp.shadow(&learner.model())? {
-                    optimize(learner, gradients);
+                    self.optimize(learner, gradients)?;
                 }
                 continue;
             };
-            let output = step(batch, reduces, learner, ddp, &self.autocast)?;
+            let output = self.step(batch, reduces, learner, ddp)?;
             let progress = session.global(progress);
             let item = TrainingItem::new(output, progress, Some(iteration), Some(learner.lr_current()));
             session.emit(|processor| processor.process_train(LearnerEvent::ProcessedItem(item)));
@@ -124,31 +127,41 @@ impl<M: LearnerModel> TrainEpoch<M> {
         session.emit(|processor| processor.process_train(LearnerEvent::EndSplit(epoch)));
         Ok(())
     }
-}
 
-/// Forward and backward on the hooked model, and the optimizer step where gradients are reduced.
-fn step<M: LearnerModel>(
-    batch: <M as TrainStep>::Input,
-    reduces: bool,
-    learner: &mut Learner<M>,
-    ddp: &mut DistributedDataParallel,
-    autocast: &Autocast,
-) -> Result<<M as TrainStep>::Output> {
-    let model = learner.model();
-    let hooked = autocast.module(&ddp.hook(&model)?)?;
-    // The step's own gradients are empty: the hooked module's parameters are no leaves.
-    if !reduces {
-        return ddp.accumulate_during(|| TrainStep::step(&hooked, batch).item);
+    /// Forward and backward on the hooked model, and the optimizer step where gradients are reduced.
+    fn step(
+        &self,
+        batch: <M as TrainStep>::Input,
+        reduces: bool,
+        learner: &mut Learner<M>,
+        ddp: &mut DistributedDataParallel,
+    ) -> Result<<M as TrainStep>::Output> {
+        let model = learner.model();
+        let hooked = self.autocast.module(&ddp.hook(&model)?)?;
+        // The step's own gradients are empty: the hooked module's parameters are no leaves.
+        if !reduces {
+            return ddp.accumulate_during(|| TrainStep::step(&hooked, batch).item);
+        }
+        let (output, gradients) = ddp.reduce_during(&model, || TrainStep::step(&hooked, batch).item)?;
+        drop((model, hooked));
+        self.optimize(learner, gradients)?;
+        Ok(output)
     }
-    let (output, gradients) = ddp.reduce_during(&model, || TrainStep::step(&hooked, batch).item)?;
-    drop((model, hooked));
-    optimize(learner, gradients);
-    Ok(output)
-}
 
-fn optimize<M: LearnerModel>(learner: &mut Learner<M>, gradients: GradientsParams) {
-    learner.lr_step();
-    learner.optimizer_step(gradients);
+    /// Takes the optimizer step, unless gradients overflowed.
+    fn optimize(&self, learner: &mut Learner<M>, gradients: GradientsParams) -> Result<()> {
+        let mut gradients = Some(gradients);
+        if let Some(scaler) = &self.scaler {
+            let mut scaler = scaler.lock().unwrap_or_else(PoisonError::into_inner);
+            gradients = scaler.optimizer(0).gate(&learner.model(), gradients.unwrap_or_default())?;
+            scaler.update()?;
+        }
+        if let Some(gradients) = gradients {
+            learner.lr_step();
+            learner.optimizer_step(gradients);
+        }
+        Ok(())
+    }
 }
 
 /// Validates on the whole validation set.

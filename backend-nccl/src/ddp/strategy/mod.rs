@@ -3,7 +3,7 @@
 mod epoch;
 mod renderer;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::data::dataloader::Progress;
 use burn::train::logger::InMemoryMetricLogger;
@@ -15,7 +15,7 @@ use burn::train::{
 };
 
 use super::{DdpConfig, DistributedDataParallel};
-use crate::amp::{Autocast, Precision};
+use crate::amp::{Autocast, GradScaler, Precision};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::sync_batch_norm;
@@ -40,23 +40,40 @@ use renderer::SilentRenderer;
 ///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
 /// - **Synchronized batch norm** layers of the model are connected to the group.
 /// - **Gradient accumulation** averages micro-batches, unlike Burn's own strategies, which sum them.
+/// - **Loss scaling** is added by [`with_grad_scaler`](Self::with_grad_scaler).
 pub struct DdpStrategy {
     group: ProcessGroup,
     config: DdpConfig,
     autocast: Autocast,
+    scaler: Option<Arc<Mutex<GradScaler>>>,
 }
 
 impl DdpStrategy {
     /// A strategy for the ranks of `group`.
     pub fn new(group: &ProcessGroup, config: DdpConfig) -> Self {
-        Self { group: group.clone(), config, autocast: Autocast::new(Precision::F32) }
+        Self { group: group.clone(), config, autocast: Autocast::new(Precision::F32), scaler: None }
     }
 
     /// Runs each training step on the half copy of the model that `autocast` makes; validation stays in f32. The step
     /// itself widens what must not run in half, as [`amp`](crate::amp) tells. What the backend lacks is an error before
     /// the first step.
+    #[must_use]
     pub fn with_autocast(self, autocast: Autocast) -> Self {
         Self { autocast, ..self }
+    }
+
+    /// Unscales the reduced gradients with `scaler`, takes or skips the optimizer step on all ranks alike, and updates
+    /// the scale. The model's `TrainStep` multiplies its loss by the scaler's [`LossScale`](crate::amp::LossScale)
+    /// before its backward pass; a `#[module(skip)]` field can hold it.
+    ///
+    /// - The learning rate schedule stands still in a skipped step, as PyTorch advises: it counts optimizer steps.
+    /// - Burn's checkpoints do not hold the scaler's state. It stays readable through `scaler` for a checkpoint of
+    ///   your own; load it before a resumed training starts.
+    /// - [`Error::LossScaleFloor`](crate::Error::LossScaleFloor) ends training on all ranks.
+    #[must_use]
+    pub fn with_grad_scaler(self, scaler: Arc<Mutex<GradScaler>>) -> Self {
+        scaler.lock().unwrap_or_else(PoisonError::into_inner).set_group(&self.group);
+        Self { scaler: Some(scaler), ..self }
     }
 
     /// Makes `training` run with this strategy. Call it last: on ranks other than 0 it replaces the renderer and the
@@ -96,6 +113,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
             accumulation: components.grad_accumulation.unwrap_or(1),
             uneven_inputs: self.config.uneven_inputs,
             autocast: self.autocast.clone(),
+            scaler: self.scaler.clone(),
         };
         let valid = dataloader_valid.to_device(&device.clone().inner());
         let mut checkpointer = components.checkpointer.filter(|_| self.group.rank() == 0);
