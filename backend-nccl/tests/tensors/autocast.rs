@@ -334,7 +334,7 @@ fn burns_own_norm_layers_take_half_input_within_half_rounding_of_f32() {
         ]
     };
     let input = table([3, 4, 6], 0.2, 0.3, &device);
-    let exact = run(&norms, input.clone()).map(|output| values(output));
+    let exact = run(&norms, input.clone()).map(values);
     for precision in HALVES {
         let autocast = Autocast::new(precision);
         autocast.check(&norms, &device).unwrap();

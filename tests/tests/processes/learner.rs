@@ -98,7 +98,11 @@ fn two_ranks_learn_in_half_precision_what_they_learn_in_f32() {
     let folder = tempfile::tempdir().unwrap();
     let of = |precision: Precision| {
         let learning = learning(&folder.path().join(precision.name()));
-        let ends = run(Learning { precision, accumulation: Some(2), ..learning });
+        let scaling = match precision {
+            Precision::F16 => vec![GradScalerConfig::new(); RANKS],
+            _ => Vec::new(),
+        };
+        let ends = run(Learning { precision, scaling, accumulation: Some(2), ..learning });
         assert_eq!(ends[0].error, None);
         ends[0].parameters.clone()
     };
