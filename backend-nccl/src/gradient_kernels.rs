@@ -78,8 +78,12 @@ fn block_is_finite<T: Real>(block: &[T]) -> bool {
 pub(crate) fn scale<T: Real>(values: &mut [T], factor: T) -> bool {
     let mut finite = true;
     for block in values.chunks_mut(BLOCK) {
-        block.iter_mut().for_each(|value| *value = *value * factor);
-        finite &= block_is_finite(block);
+        let mut bad = 0u32;
+        for value in block {
+            *value = *value * factor;
+            bad |= u32::from(value.is_non_finite());
+        }
+        finite &= bad == 0;
     }
     finite
 }
@@ -96,27 +100,26 @@ pub(crate) fn scaled<T: Real>(values: &[T], factor: T) -> (Vec<T>, bool) {
     (products, finite)
 }
 
-/// The norm of `values`, NaN if one of them is. Blocks are summed in f64.
+/// The norm of `values`, NaN if one of them is.
 pub(crate) fn norm<T: Real>(values: &[T], norm: GradientNorm) -> f64 {
-    let add = |sum: T, term: T| sum + term;
-    let total = |term: fn(T) -> T| {
-        values.chunks(BLOCK).map(|block| fold(block, term, add).map(T::wide).iter().sum::<f64>()).sum::<f64>()
-    };
     match norm {
-        GradientNorm::L1 => total(T::magnitude),
-        GradientNorm::L2 => total(|value| value * value).sqrt(),
+        GradientNorm::L1 => sum(values, T::magnitude),
+        GradientNorm::L2 => sum(values, |value| value * value).sqrt(),
         GradientNorm::Max => {
             // A NaN replaces what was there, and nothing is greater than it.
             let greater =
                 |most: T, value: T| if (value > most) | value.is_not_a_number() { value } else { most };
             let most = |most: f64, value: f64| if value > most || value.is_nan() { value } else { most };
-            values
-                .chunks(BLOCK)
-                .flat_map(|block| fold(block, T::magnitude, greater))
-                .map(T::wide)
-                .fold(0.0, most)
+            let lanes = values.chunks(BLOCK).flat_map(|block| fold(block, T::magnitude, greater));
+            lanes.map(T::wide).fold(0.0, most)
         }
     }
+}
+
+/// The sum of a term of each value: in the type itself within a block, in f64 over the blocks.
+fn sum<T: Real>(values: &[T], term: impl Fn(T) -> T) -> f64 {
+    let of_block = |block| fold(block, &term, |sum, term| sum + term).map(T::wide).iter().sum::<f64>();
+    values.chunks(BLOCK).map(of_block).sum()
 }
 
 fn fold<T: Real>(block: &[T], term: impl Fn(T) -> T, join: impl Fn(T, T) -> T) -> [T; LANES] {

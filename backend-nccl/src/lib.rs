@@ -43,7 +43,7 @@
 //! - [`functions`]: the same on tensors, differentiable.
 //! - [`ddp`]: buckets, gradient hooks, the reducer, uneven inputs, and the burn-train strategy.
 //! - [`sync_batch_norm`]: batch normalisation with the statistics of all ranks.
-//! - [`amp`]: gradient scaling for half precision, clipping by global norm.
+//! - [`amp`]: mixed precision, gradient scaling for it, clipping by global norm.
 //! - [`accumulation`]: several micro-batches for one optimizer step.
 //! - [`launch`]: starts ranks, watches them and ends them together; the command `burnrun`.
 //! - [`rendezvous`] and [`transport`]: how ranks find each other, and how bytes move.
@@ -104,7 +104,7 @@ pub use error::{Error, Result};
 pub use failure::Failure;
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
-pub use ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend, GradientNorm};
+pub use ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
 pub use transport::{DType, ReduceOp};

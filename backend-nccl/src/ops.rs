@@ -1,11 +1,10 @@
 //! The backend extension: what every backend must offer so that tensors can take part in collectives.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::{Bytes, FloatDType};
+use burn::tensor::FloatDType;
 
 use crate::backends::host;
 use crate::batch_norm::{self, composed};
@@ -53,21 +52,6 @@ impl Call {
             Some(error) => Err(error),
             None => Ok(()),
         }
-    }
-}
-
-/// A gradient that lies inside a flat bucket.
-#[derive(Clone)]
-pub struct BucketSlot {
-    /// The bucket, shared by all gradients that lie in it.
-    pub bucket: Arc<Bytes>,
-    /// Where the gradient starts, in bytes; a multiple of the element size.
-    pub offset_bytes: usize,
-}
-
-impl fmt::Debug for BucketSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BucketSlot({} of {} bytes)", self.offset_bytes, self.bucket.len())
     }
 }
 
@@ -145,11 +129,6 @@ pub trait CollectiveBackend: Backend {
     /// Hands the bytes of `gradient` to `hook` and returns it.
     fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
         host::deliver_gradient::<Self>(gradient, &hook)
-    }
-
-    /// A tensor with the shape, dtype and device of `like` and the values that lie in `slot`.
-    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
-        host::gradient_from_bucket::<Self>(like, &slot)
     }
 
     /// Batch norm with the statistics of the batch: those of all ranks where `settings` name a group.

@@ -16,9 +16,9 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy,
     StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_nccl::amp::{GradScaler, GradScalerConfig, LossScale};
+use burn_nccl::amp::{Autocast, GradScaler, GradScalerConfig, LossScale, match_dtype, widen};
 use burn_nccl::ddp::{DdpStrategy, UnevenInputs};
-use burn_nccl::{DdpConfig, Error, ProcessGroup};
+use burn_nccl::{DdpConfig, Error, ProcessGroup, SyncBatchNorm, SyncBatchNormConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::{parameters, sha256};
@@ -28,6 +28,7 @@ use crate::report::Learned;
 use crate::training::{Backend, Precision, criterion, device, group, optimizer};
 
 const TIMEOUT_SECONDS: u64 = 60;
+const HIDDEN: usize = 8;
 
 /// A training with burn-train.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -46,10 +47,14 @@ pub struct Learning {
     pub rate: f64,
     /// Micro-batches per optimizer step.
     pub accumulation: Option<usize>,
+    /// What the ranks compute in.
+    pub precision: burn_nccl::amp::Precision,
     /// What ranks with fewer batches do.
     pub uneven_inputs: UnevenInputs,
     /// Whether training stops when the validation loss has not *grown* for two epochs, which is in the third.
     pub early_stopping: bool,
+    /// Whether the classifier normalises with the batches of all ranks.
+    pub synchronized_norm: bool,
     /// How each rank scales its loss; nothing for no scaling.
     pub scaling: Vec<GradScalerConfig>,
     /// What happens while a batch to train on is loaded.
@@ -78,7 +83,7 @@ impl Learning {
         let training = self.training(loader, interrupter, &group, scaler.clone());
         let rate =
             LinearLrSchedulerConfig::new(self.rate, self.rate / 10.0, 24).init().expect("rates in range");
-        let model = Classifier::new(rank as u64, loss_scale, &device);
+        let model = self.classifier(rank as u64, loss_scale, &device);
         let result = training.launch(Learner::new(model, optimizer(), rate));
         Ok(Learned {
             parameters: parameters(&result.model),
@@ -92,6 +97,16 @@ impl Learning {
                 (scaler.loss_scale().factor(), scaler.skipped_steps())
             }),
         })
+    }
+
+    fn classifier(&self, seed: u64, loss_scale: Option<LossScale>, device: &Device) -> Classifier {
+        let model = Classifier {
+            hidden: LinearConfig::new(FEATURES, HIDDEN).init(device),
+            norm: self.synchronized_norm.then(|| SyncBatchNormConfig::new(HIDDEN).init(device)),
+            output: LinearConfig::new(HIDDEN, CLASSES).init(device),
+            loss_scale,
+        };
+        fill(model, seed)
     }
 
     fn scaler(&self, rank: usize) -> Result<Option<Arc<Mutex<GradScaler>>>, Error> {
@@ -129,7 +144,8 @@ impl Learning {
         if self.joined {
             return training;
         }
-        let mut strategy = DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs));
+        let mut strategy = DdpStrategy::new(group, DdpConfig::new().with_uneven_inputs(self.uneven_inputs))
+            .with_autocast(Autocast::new(self.precision));
         if let Some(scaler) = scaler {
             strategy = strategy.with_grad_scaler(scaler);
         }
@@ -147,27 +163,24 @@ fn no_growth_for_two_epochs() -> MetricEarlyStoppingStrategy {
     )
 }
 
-/// Two linear layers.
+/// Two linear layers, and a norm that may be absent.
 #[derive(Module, Debug)]
 pub struct Classifier {
     hidden: Linear,
+    norm: Option<SyncBatchNorm>,
     output: Linear,
     #[module(skip)]
     loss_scale: Option<LossScale>,
 }
 
 impl Classifier {
-    fn new(seed: u64, loss_scale: Option<LossScale>, device: &Device) -> Self {
-        let model = Self {
-            hidden: LinearConfig::new(FEATURES, 8).init(device),
-            output: LinearConfig::new(8, CLASSES).init(device),
-            loss_scale,
-        };
-        fill(model, seed)
-    }
-
     fn classify(&self, points: Points) -> ClassificationOutput {
-        let logits = self.output.forward(relu(self.hidden.forward(points.inputs)));
+        let hidden = self.hidden.forward(match_dtype(points.inputs, &self.hidden.weight.val()));
+        let hidden = match &self.norm {
+            Some(norm) => norm.forward(hidden),
+            None => hidden,
+        };
+        let logits = widen(self.output.forward(relu(hidden)));
         let loss = criterion(&logits.device()).forward(logits.clone(), points.targets.clone());
         ClassificationOutput::new(loss, logits, points.targets)
     }

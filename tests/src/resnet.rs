@@ -13,7 +13,7 @@ use crate::model::fill;
 use crate::report::Trained;
 use crate::training::{Backend, LEARNING_RATE, Precision, criterion, device, group, optimizer, take_step};
 
-const IMAGE: [usize; 4] = [2, 3, 16, 16];
+const IMAGE: [usize; 4] = [4, 3, 16, 16];
 const TIMEOUT_SECONDS: u64 = 60;
 /// So small that the backward pass launches buckets between the collectives of the norm layers.
 const BUCKET_BYTES: usize = 1 << 20;
@@ -25,14 +25,16 @@ pub struct ResNetTraining {
     pub norm: NormConfig,
     /// How many steps.
     pub steps: usize,
+    /// The type of parameters and data.
+    pub precision: Precision,
     /// A rank that leaves the last norm's collective out.
     pub skipping_rank: Option<usize>,
 }
 
 impl ResNetTraining {
-    /// Nothing wrong.
+    /// In f32 and with nothing wrong.
     pub fn new(norm: NormConfig, steps: usize) -> Self {
-        Self { norm, steps, skipping_rank: None }
+        Self { norm, steps, precision: Precision::Single, skipping_rank: None }
     }
 
     /// Trains as one of the ranks that the environment tells of and gives all ranks rank 0's running statistics.
@@ -40,7 +42,7 @@ impl ResNetTraining {
     /// # Errors
     /// What the group or data-parallel training returns.
     pub fn by_ranks(&self) -> Result<Trained, Error> {
-        let device = device(Backend::Flex, Precision::Single);
+        let device = device(Backend::Flex, self.precision);
         let group = group(TIMEOUT_SECONDS)?;
         let config = DdpConfig::new().with_bucket_bytes(BUCKET_BYTES);
         let model = self.model(group.rank() as u64, &device);
@@ -63,7 +65,7 @@ impl ResNetTraining {
 
     /// Trains as one process on what `ranks` ranks together would see.
     pub fn joined(&self, ranks: usize) -> Trained {
-        let device = device(Backend::Flex, Precision::Single);
+        let device = device(Backend::Flex, self.precision);
         let mut model = self.model(0, &device);
         let start = sha256(&model);
         let (criterion, mut optimizer) = (criterion(&device), optimizer());
@@ -90,6 +92,7 @@ fn batch(step: usize, rank: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int
     let count = IMAGE.iter().product::<usize>() as u64;
     let first = (step * 8 + rank) as u64 * count;
     let values: Vec<f64> = (0..count).map(|i| noise(first + i)).collect();
-    let labels = Tensor::from_ints([step as i32, rank as i32 + 3], device);
+    let labels = [0, 1, 2, 3].map(|row| (step as i32 + 3 * rank as i32 + row) % 10);
+    let labels = Tensor::from_ints(labels, device);
     (Tensor::from_data(TensorData::new(values, IMAGE), device), labels)
 }

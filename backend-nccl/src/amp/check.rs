@@ -39,11 +39,7 @@ pub(super) fn check(
         return Err(unsupported(op, "the backend has no arithmetic in that type".into()));
     }
     for probe in probes.chain([&ELEMENTWISE]) {
-        let run = || (probe.run)(&Autocast::new(precision), &device).and_then(finite);
-        match quietly(run) {
-            Ok(Ok(())) => {}
-            Ok(Err(cause)) | Err(cause) => return Err(unsupported(probe.op, cause)),
-        }
+        probe.try_on(precision, &device).map_err(|cause| unsupported(probe.op, cause))?;
     }
     Ok(())
 }
@@ -68,6 +64,13 @@ struct Probe {
     container: &'static str,
     op: &'static str,
     run: fn(&Autocast, &Device) -> Values,
+}
+
+impl Probe {
+    /// Runs it; the error is the backend's reason.
+    fn try_on(&self, precision: Precision, device: &Device) -> std::result::Result<(), String> {
+        quietly(|| (self.run)(&Autocast::new(precision), device).and_then(finite)).flatten()
+    }
 }
 
 /// Makes a probe of a layer whose forward takes one float tensor.
@@ -204,6 +207,31 @@ fn quietly<T>(run: impl FnOnce() -> T) -> std::result::Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn a_probe_passes_or_says_why_not() {
+        let device = Device::flex().autodiff();
+        for precision in Precision::ALL {
+            for probe in PROBES.iter().chain([&ELEMENTWISE]) {
+                assert_eq!(probe.try_on(precision, &device), Ok(()), "{}", probe.op);
+            }
+        }
+        let mixed = Probe {
+            container: "",
+            op: "matmul",
+            run: |autocast, device| {
+                values(autocast, ramp([2, 2], device), |input| widen(input.clone()).matmul(input))
+            },
+        };
+        let cause = mixed.try_on(Precision::Bf16, &device).unwrap_err();
+        assert!(cause.contains("matmul: dtype mismatch"), "{cause}");
+        let overflow = Probe {
+            run: |autocast, device| values(autocast, ramp([8], device), |input| (input * 100.0).exp()),
+            ..mixed
+        };
+        assert!(overflow.try_on(Precision::F16, &device).unwrap_err().contains("not finite"));
+    }
 
     #[test]
     fn a_panic_becomes_its_text_on_one_line() {

@@ -1,5 +1,7 @@
 //! Clipping by the norm of all gradients together.
 
+use std::collections::HashSet;
+
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -51,7 +53,7 @@ impl ClipGradNormConfig {
     ) -> Result<(GradientsParams, f64)> {
         backends::check()?;
         let mut visitor =
-            Norms { norm: self.norm, gradients: &gradients, seen: Vec::new(), norms: Vec::new() };
+            Norms { norm: self.norm, gradients: &gradients, seen: HashSet::new(), norms: Vec::new() };
         model.visit(&mut visitor);
         let norms = gradients::read(visitor.norms)?;
         let own = combine(self.norm, norms.into_iter().map(f64::from));
@@ -91,16 +93,16 @@ fn gather(own: f64, group: &ProcessGroup) -> Result<Vec<f64>> {
 struct Norms<'a> {
     norm: GradientNorm,
     gradients: &'a GradientsParams,
-    seen: Vec<ParamId>,
+    /// Tied weights are visited more than once and have one gradient.
+    seen: HashSet<ParamId>,
     norms: Vec<Tensor<1>>,
 }
 
 impl ModuleVisitor for Norms<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.seen.contains(&param.id) {
+        if !self.seen.insert(param.id) {
             return;
         }
-        self.seen.push(param.id);
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
             let gradient = gradient.without_autodiff().into_dispatch();
             self.norms.push(Tensor::from_dispatch(Dispatch::gradient_norm(gradient, self.norm)));

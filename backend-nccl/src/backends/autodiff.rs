@@ -11,7 +11,7 @@ use burn::tensor::Slice;
 
 use super::autodiff_batch_norm;
 use crate::hook::GradientHook;
-use crate::ops::{BatchNormSettings, BucketSlot, Call, CollectiveBackend, GradientNorm};
+use crate::ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
 use crate::transport::ReduceOp;
 
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
@@ -83,11 +83,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         gradient
     }
 
-    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
-        FloatTensor::<Self>::new(B::gradient_from_bucket(like.into_primitive(), slot))
-    }
-
-    /// Adjoint: see [`batch_norm::backward`](crate::batch_norm::backward).
+    /// Adjoint: the gradient of a batch norm over all ranks, with one all-reduce of two sums per channel.
     fn group_batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

@@ -5,12 +5,12 @@
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{Bytes, Shape, TensorData, try_read_sync};
+use burn::tensor::{Shape, TensorData, try_read_sync};
 
 use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::hook::GradientHook;
-use crate::ops::{BucketSlot, Call};
+use crate::ops::Call;
 use crate::transport::{DType, ReduceOp};
 
 pub(crate) fn all_reduce<B: Backend>(tensor: FloatTensor<B>, op: ReduceOp, call: &Call) -> FloatTensor<B> {
@@ -47,13 +47,6 @@ pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &Grad
         Err(error) => hook.fail(error),
     }
     gradient
-}
-
-pub(crate) fn gradient_from_bucket<B: Backend>(like: FloatTensor<B>, slot: &BucketSlot) -> FloatTensor<B> {
-    let (shape, dtype) = (like.shape(), like.dtype());
-    let end_bytes = slot.offset_bytes + shape.num_elements() * dtype.size();
-    let bytes = Bytes::from_bytes_vec(slot.bucket[slot.offset_bytes..end_bytes].to_vec());
-    B::float_from_data(TensorData::from_bytes(bytes, shape, dtype), &like.device())
 }
 
 /// Reads a tensor to host memory.

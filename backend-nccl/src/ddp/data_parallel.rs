@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Bytes, Tensor, TensorData};
 
 use super::bucket::{self, GradientSize};
 use super::config::{DdpConfig, UnevenInputs};
@@ -18,7 +17,6 @@ use crate::backends;
 use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
-use crate::ops::{BucketSlot, CollectiveBackend};
 use crate::sync_batch_norm;
 
 /// Data-parallel training of one model by all ranks of a group: each rank runs its own batches, gradients are
@@ -117,7 +115,7 @@ impl DistributedDataParallel {
         let end_of_backward = Instant::now();
         let reduced = self.reducer.finish()?;
         self.exposed = end_of_backward.elapsed();
-        Ok((output, gradients(model, &self.reducer, &reduced)))
+        Ok((output, gradients(model, reduced)))
     }
 
     /// Runs the backward pass of `loss` and keeps its gradients on this rank, to be added to those of the next
@@ -176,7 +174,7 @@ impl DistributedDataParallel {
         }
         self.reducer.begin_shadow(self.divisor(active)).map_err(|error| self.abort_with(error))?;
         let reduced = self.reducer.finish()?;
-        Ok(Some(gradients(model, &self.reducer, &reduced)))
+        Ok(Some(gradients(model, reduced)))
     }
 
     /// Gives every rank rank 0's running statistics (and frozen parameters).
@@ -227,38 +225,32 @@ impl Drop for AbortOnPanic<'_> {
 }
 
 /// Hands the reduced gradients out under the ids of `model`'s parameters.
-fn gradients<M: Module>(model: &M, reducer: &Reducer, reduced: &Reduced) -> GradientsParams {
-    let mut visitor =
-        HandOut { reducer, reduced, next: 0, seen: Default::default(), gradients: GradientsParams::new() };
+fn gradients<M: Module>(model: &M, reduced: Reduced) -> GradientsParams {
+    let mut visitor = HandOut {
+        reduced: reduced.gradients.into_iter(),
+        seen: Default::default(),
+        gradients: GradientsParams::new(),
+    };
     model.visit(&mut visitor);
     visitor.gradients
 }
 
-struct HandOut<'a> {
-    reducer: &'a Reducer,
-    reduced: &'a Reduced,
-    next: usize,
+struct HandOut {
+    /// In the order in which the trainable parameters are visited.
+    reduced: std::vec::IntoIter<Option<Bytes>>,
     seen: std::collections::HashSet<burn::module::ParamId>,
     gradients: GradientsParams,
 }
 
-impl ModuleVisitor for HandOut<'_> {
+impl ModuleVisitor for HandOut {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.base();
         if !tensor.is_require_grad() || !self.seen.insert(param.id) {
             return;
         }
-        let index = self.next;
-        self.next += 1;
-        if !self.reduced.used.get(index).copied().unwrap_or(false) {
-            return;
-        }
-        let slot = self.reducer.plan().slots[index];
-        let bucket = self.reduced.buckets[slot.bucket].clone();
-        let gradient = Dispatch::gradient_from_bucket(
-            tensor.without_autodiff().into_dispatch(),
-            BucketSlot { bucket, offset_bytes: slot.offset_bytes },
-        );
-        self.gradients.register(param.id, Tensor::<D>::from_dispatch(gradient));
+        let Some(bytes) = self.reduced.next().flatten() else { return };
+        let data = TensorData::from_bytes(bytes, tensor.shape(), tensor.dtype());
+        let options = (&tensor.device().without_autodiff(), tensor.dtype());
+        self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
     }
 }

@@ -5,7 +5,7 @@
 //! [`Reducer::finish`]. Buckets launch strictly in index order, whatever order gradients arrive in; ranks whose
 //! graphs run in another order would otherwise pair different buckets, which sums garbage or hangs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Bytes;
 
@@ -14,6 +14,7 @@ use super::arithmetic;
 use super::bucket::BucketPlan;
 use super::config::{DdpConfig, UnusedParameters, WireFormat};
 use super::events::{DdpEvent, EventLog};
+use super::parts::{Lent, lend};
 use crate::error::{Error, Result};
 use crate::group::{ProcessGroup, Work};
 use crate::hook::{ArrivedGradient, GradientSink};
@@ -32,9 +33,8 @@ enum Phase {
 
 /// Gradients of one step after reduction.
 pub(crate) struct Reduced {
-    pub(crate) buckets: Vec<Arc<Bytes>>,
-    /// For each trainable parameter, whether any rank had a gradient for it.
-    pub(crate) used: Vec<bool>,
+    /// Of each trainable parameter, if any rank had one for it.
+    pub(crate) gradients: Vec<Option<Bytes>>,
 }
 
 pub(crate) struct Reducer {
@@ -52,7 +52,7 @@ struct State {
     /// Buckets that are being filled; `None` while an all-reduce owns the buffer.
     buffers: Vec<Option<Bytes>>,
     /// Buckets handed out in the last step, taken back when nobody holds a gradient of theirs any more.
-    handed_out: Vec<Option<Arc<Bytes>>>,
+    handed_out: Vec<Option<Lent>>,
     in_flight: Vec<Flight>,
     /// Gradients that each bucket still waits for in this backward pass.
     pending: Vec<usize>,
@@ -146,7 +146,7 @@ impl Reducer {
         for (index, bucket) in self.plan.buckets.iter().enumerate() {
             state.pending[index] = bucket.parameters.len();
             if state.buffers[index].is_none() {
-                let reusable = state.handed_out[index].take().and_then(|bucket| Arc::try_unwrap(bucket).ok());
+                let reusable = state.handed_out[index].take().and_then(Lent::take_back);
                 state.buffers[index] =
                     Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
             }
@@ -192,16 +192,23 @@ impl Reducer {
         }
         self.complete_missing(state);
         self.launch_ready(state);
+        let mut gradients: Vec<Option<Bytes>> = self.plan.slots.iter().map(|_| None).collect();
         for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
             let reduced = self.land(index, flight)?;
-            state.handed_out[index] = Some(Arc::new(reduced));
+            let parameters = &self.plan.buckets[index].parameters;
+            let ranges = parameters.iter().map(|&parameter| self.plan.slots[parameter].range());
+            let (lent, parts) = lend(reduced, ranges);
+            state.handed_out[index] = Some(lent);
+            parameters.iter().zip(parts).for_each(|(&parameter, part)| gradients[parameter] = Some(part));
             self.events.push(DdpEvent::BucketReduced(index));
         }
         let own: Vec<Use> = state.filled.iter().map(|&filled| Use::of(filled, state.has_batch)).collect();
         let used = agreement::exchange(&self.group, &own, &self.names, self.unused_parameters)?;
-        let buckets = state.handed_out.iter().flatten().cloned().collect();
         state.forget();
-        Ok(Reduced { buckets, used })
+        for (gradient, used) in gradients.iter_mut().zip(used) {
+            gradient.take_if(|_| !used);
+        }
+        Ok(Reduced { gradients })
     }
 
     /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches

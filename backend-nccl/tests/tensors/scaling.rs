@@ -65,7 +65,7 @@ fn iterate(scaler: &mut GradScaler, layer: &mut Linear, overflow: bool) -> bool 
     before != weights(layer)
 }
 
-fn f16_and_f32_gradients(layer: &Linear, dtype: DType, values: [f32; 2]) -> GradientsParams {
+fn gradients_of_type(layer: &Linear, dtype: DType, values: [f32; 2]) -> GradientsParams {
     let gradient = Tensor::<1>::from_floats(values, &layer.weight.val().device().inner());
     let mut gradients = GradientsParams::new();
     gradients.register(layer.weight.id, gradient.reshape([2, 1]).cast(dtype));
@@ -300,17 +300,17 @@ fn a_handle_taken_early_follows_the_scale() {
 fn f16_gradients_are_refused_by_name_and_bf16_ones_are_unscaled() {
     let layer = layer(&Device::flex().autodiff());
     let mut scaler = GradScalerConfig::new().init().unwrap();
-    let f16 = f16_and_f32_gradients(&layer, DType::F16, [1.0, 2.0]);
+    let f16 = gradients_of_type(&layer, DType::F16, [1.0, 2.0]);
     match scaler.unscale(&layer, f16) {
         Err(Error::HalfPrecisionGradient { parameter }) => assert_eq!(parameter, "weight"),
         other => panic!("{other:?}"),
     }
-    let bf16 = f16_and_f32_gradients(&layer, DType::BF16, [65536.0, -131072.0]);
+    let bf16 = gradients_of_type(&layer, DType::BF16, [65536.0, -131072.0]);
     let unscaled = scaler.unscale(&layer, bf16).unwrap().get::<2>(layer.weight.id).unwrap();
     assert_eq!(unscaled.dtype(), DType::BF16);
     assert_eq!(values(unscaled.cast(DType::F32)), [1.0, -2.0]);
     assert_eq!(scaler.update().unwrap(), ScaleChange::Kept);
-    let overflowed = f16_and_f32_gradients(&layer, DType::BF16, [1.0, f32::NAN]);
+    let overflowed = gradients_of_type(&layer, DType::BF16, [1.0, f32::NAN]);
     scaler.unscale(&layer, overflowed).unwrap();
     assert_eq!(scaler.update().unwrap(), ScaleChange::Reduced);
 }
@@ -328,7 +328,7 @@ fn a_gradient_that_a_scale_below_one_takes_beyond_f32_counts_as_overflowed() {
     let config = GradScalerConfig::new().with_init_scale(0.5).with_min_scale(0.0);
     let mut scaler = config.init().unwrap();
     let layer = layer(&Device::flex().autodiff());
-    let large = f16_and_f32_gradients(&layer, DType::F32, [3e38, 1.0]);
+    let large = gradients_of_type(&layer, DType::F32, [3e38, 1.0]);
     scaler.unscale(&layer, large).unwrap();
     assert_eq!(scaler.update().unwrap(), ScaleChange::Reduced);
 }

@@ -193,7 +193,7 @@ fn an_error_of_one_rank_reaches_the_others_at_once() {
 }
 
 #[test]
-fn gradients_that_are_views_of_buckets_are_unscaled_without_changing_the_buckets() {
+fn a_copy_of_a_reduced_gradient_keeps_its_values_when_the_gradient_is_unscaled() {
     on_ranks(2, |group| {
         let (mut ddp, net) =
             DistributedDataParallel::new(Net::new(&device()), &group, &DdpConfig::new()).unwrap();

@@ -64,7 +64,7 @@ impl Case {
         let start: usize = sizes[..rank].iter().sum();
         let values: Vec<f64> = (start as u64 + 1..=(start + sizes[rank]) as u64)
             .map(|index| {
-                ((index * 2_654_435_761 + seed * 40_503) % (1 << 32) >> 23) as f64 / 256.0 - 1.0 + offset
+                (((index * 2_654_435_761 + seed * 40_503) % (1 << 32)) >> 23) as f64 / 256.0 - 1.0 + offset
             })
             .collect();
         let data = TensorData::new(values, self.shapes[rank].clone()).convert_dtype(self.dtype());
@@ -380,19 +380,18 @@ fn ranks_agree_when_input_or_parameters_need_no_gradient() {
             let loss = (layer.forward(input.clone()) * case.batch(2, 0.0, group.rank(), &device)).sum();
             let gradients = loss.backward();
             group.barrier().unwrap();
-            (input.grad(&gradients).map(wide), layer.norm.gamma.grad(&gradients).map(wide))
+            let values = |gradient: Option<Vec<f64>>| gradient.unwrap_or_default();
+            let gamma = layer.norm.gamma.grad(&gradients).map(wide);
+            (values(input.grad(&gradients).map(wide)), values(gamma))
         })
     };
-    let parts = |ranks: Vec<(Option<Vec<f64>>, Option<Vec<f64>>)>| {
+    let parts = |ranks: Vec<(Vec<f64>, Vec<f64>)>| {
         let (input, gamma): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
-        (
-            input.into_iter().flatten().flatten().collect::<Vec<_>>(),
-            gamma.into_iter().flatten().collect::<Vec<_>>(),
-        )
+        (input.concat(), gamma)
     };
     let (input, gamma) = parts(run(true, false));
     assert_near("dx", &input, &case.input_gradient, 2e-6);
-    assert!(gamma.is_empty());
+    assert!(gamma.concat().is_empty());
     let (input, gamma) = parts(run(false, true));
     assert!(input.is_empty());
     assert_near("sum of dgamma", &sums(gamma.iter()), &case.gamma_gradient, 2e-6);
@@ -493,6 +492,14 @@ fn records_move_between_this_layer_and_burns() {
     let fresh = SyncBatchNormConfig::new(CHANNELS).init(&device).load_record(norm.clone().into_record());
     assert_eq!(values(fresh.norm.gamma.val().inner()), gamma);
     assert!(SyncBatchNorm::from(norm).is_synchronized());
+}
+
+#[test]
+fn a_layer_says_in_print_what_it_normalises_over() {
+    let text = SyncBatchNormConfig::new(CHANNELS).init(&Device::flex()).to_string();
+    let expected =
+        "SyncBatchNorm {num_features: 3, momentum: 0.1, epsilon: 0.00001, synchronized: true, ranks: 1}";
+    assert_eq!(text, expected);
 }
 
 /// A layer that may synchronise between two that train.

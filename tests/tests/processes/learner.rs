@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_nccl::amp::GradScalerConfig;
+use burn_nccl::amp::{GradScalerConfig, Precision};
 use burn_nccl::ddp::UnevenInputs;
 use burn_nccl_tests::fault::FAULT_EXIT_CODE;
 use burn_nccl_tests::learning::Learning;
@@ -28,8 +28,10 @@ fn learning(folder: &Path) -> Learning {
         resume: None,
         rate: RATE,
         accumulation: None,
+        precision: Precision::F32,
         uneven_inputs: UnevenInputs::Even,
         early_stopping: false,
+        synchronized_norm: false,
         scaling: Vec::new(),
         incident: None,
         validation_incident: None,
@@ -81,6 +83,35 @@ fn two_ranks_learn_what_burns_own_strategy_learns_on_the_joined_batches() {
     let folder = tempfile::tempdir().unwrap();
     let alone = learning(&folder.path().join("alone"));
     assert_equals_joined(learning(&folder.path().join("ranks")), alone);
+}
+
+/// The learner keeps its own model: its layers must be in the group, not those of a copy.
+#[test]
+fn two_ranks_with_a_synchronized_norm_learn_what_one_process_learns_on_the_joined_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let learning = |name| Learning { synchronized_norm: true, ..learning(&folder.path().join(name)) };
+    assert_equals_joined(learning("ranks"), learning("alone"));
+}
+
+#[test]
+fn two_ranks_learn_in_half_precision_what_they_learn_in_f32() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |precision: Precision| {
+        let learning = learning(&folder.path().join(precision.name()));
+        let scaling = match precision {
+            Precision::F16 => vec![GradScalerConfig::new(); RANKS],
+            _ => Vec::new(),
+        };
+        let ends = run(Learning { precision, scaling, accumulation: Some(2), ..learning });
+        assert_eq!(ends[0].error, None);
+        ends[0].parameters.clone()
+    };
+    let exact = of(Precision::F32);
+    for (precision, tolerance) in [(Precision::Bf16, 2e-2), (Precision::F16, 3e-3)] {
+        let found = of(precision);
+        assert_ne!(found, exact, "{precision} must round something");
+        assert_close(&found, &exact, tolerance);
+    }
 }
 
 #[test]

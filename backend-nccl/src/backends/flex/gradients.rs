@@ -51,7 +51,7 @@ fn scale_gradient<T: Real + Element>(mut gradient: FlexTensor, factor: T) -> (Fl
         let (scaled, finite) = kernels::scaled(gradient.storage::<T>(), factor);
         return (FlexTensor::new(Bytes::from_elems(scaled), layout, dtype), finite);
     }
-    // A part of a bucket, or of another larger storage.
+    // A part of a larger storage, which others may see.
     let gradient = gradient.to_contiguous();
     let values = gradient.as_slice::<T>().expect("it is contiguous");
     if factor == T::ONE {

@@ -1,12 +1,11 @@
-//! Flex: tensors lie in host memory, so gradients are read and handed out where they are, without a copy.
+//! Flex: tensors lie in host memory, so gradients are read and scaled where they are.
 
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn_flex::{FlexTensor, Layout};
 
 use super::host;
 use crate::hook::GradientHook;
-use crate::ops::{BucketSlot, CollectiveBackend, GradientNorm};
+use crate::ops::{CollectiveBackend, GradientNorm};
 use crate::strided::{self, Strided};
 
 mod batch_norm;
@@ -30,14 +29,6 @@ impl CollectiveBackend for Flex {
             None => drop(host::deliver_gradient::<Self>(gradient.clone(), &hook)),
         }
         gradient
-    }
-
-    fn gradient_from_bucket(like: FloatTensor<Self>, slot: BucketSlot) -> FloatTensor<Self> {
-        let shape = like.layout().shape().clone();
-        let dtype = like.dtype();
-        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
-        let layout = Layout::new(shape, strides, slot.offset_bytes / dtype.size());
-        FlexTensor::from_arc(slot.bucket, layout, dtype)
     }
 
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {

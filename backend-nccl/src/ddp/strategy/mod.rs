@@ -38,6 +38,7 @@ use renderer::SilentRenderer;
 /// - **Resuming** reads the checkpoint on every rank, so the folder must be on a file system that all ranks see.
 /// - **Early stopping and interruption**: rank 0 decides on early stopping; an interruption or an error on any rank
 ///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
+/// - **Synchronized batch norm** layers of the model are connected to the group.
 /// - **Gradient accumulation** averages micro-batches, unlike Burn's own strategies, which sum them.
 /// - **Loss scaling** is added by [`with_grad_scaler`](Self::with_grad_scaler).
 pub struct DdpStrategy {
@@ -56,6 +57,7 @@ impl DdpStrategy {
     /// Runs each training step on the half copy of the model that `autocast` makes; validation stays in f32. The step
     /// itself widens what must not run in half, as [`amp`](crate::amp) tells. What the backend lacks is an error before
     /// the first step.
+    #[must_use]
     pub fn with_autocast(self, autocast: Autocast) -> Self {
         Self { autocast, ..self }
     }
