@@ -92,26 +92,51 @@ pub(super) fn gradient_sums(
 }
 
 /// `scale (dy - mean_gradient - (x - mean) slope)`, with coefficients per channel.
+///
+/// Overwrites the gradient where nobody else has it and the result belongs in the same order: fresh memory costs more
+/// than the arithmetic.
 pub(super) fn input_gradient(
     input: FlexTensor,
-    gradient: FlexTensor,
-    [mean, scale, mean_gradient, slope]: [FlexTensor; 4],
+    mut gradient: FlexTensor,
+    coefficients: [FlexTensor; 4],
 ) -> FlexTensor {
     let dtype = input.dtype();
+    let coefficients = coefficients.map(|vector| vector.to_contiguous());
+    if gradient.is_unique() && fills_its_storage(&gradient) {
+        let (walk, layout) = Walkable::with_result([input.clone()]);
+        if layout == *gradient.layout() {
+            for_dtype!(dtype, E => {
+                let formula = gradient_formula::<E>(walk.operand(0), None, &coefficients);
+                map::update(formula, walk.grid, walk.result(), gradient.storage_mut());
+            });
+            return gradient;
+        }
+    }
     let (walk, layout) = Walkable::with_result([input, gradient]);
-    let [mean, scale, mean_gradient, slope] =
-        [mean, scale, mean_gradient, slope].map(|vector| vector.to_contiguous());
     for_dtype!(dtype, E => {
-        let formula = InputGradient::<E> {
-            input: walk.operand(0),
-            gradient: walk.operand(1),
-            mean: cast_slice(mean.bytes()),
-            scale: cast_slice(scale.bytes()),
-            mean_gradient: cast_slice(mean_gradient.bytes()),
-            slope: cast_slice(slope.bytes()),
-        };
+        let formula = gradient_formula::<E>(walk.operand(0), Some(walk.operand(1)), &coefficients);
         tensor(map::map(formula, walk.grid, walk.result()), layout, dtype)
     })
+}
+
+fn gradient_formula<'a, E: Element>(
+    input: Operand<'a, E>,
+    gradient: Option<Operand<'a, E>>,
+    [mean, scale, mean_gradient, slope]: &'a [FlexTensor; 4],
+) -> InputGradient<'a, E> {
+    InputGradient {
+        input,
+        gradient,
+        mean: cast_slice(mean.bytes()),
+        scale: cast_slice(scale.bytes()),
+        mean_gradient: cast_slice(mean_gradient.bytes()),
+        slope: cast_slice(slope.bytes()),
+    }
+}
+
+fn fills_its_storage(tensor: &FlexTensor) -> bool {
+    let layout = tensor.layout();
+    layout.start_offset() == 0 && tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
 }
 
 /// Tensors of one shape, made contiguous where they must be, and the way to walk them together.
