@@ -125,6 +125,27 @@ fn a_saved_configuration_is_readable_and_comes_back() {
 }
 
 #[test]
+fn both_norms_take_each_others_records() {
+    let device = Device::flex();
+    let config = ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar);
+    let synchronized = config.clone().with_norm(NormConfig::SyncBatch);
+    assert!(synchronized.to_string().contains("syncbatch"));
+    let images = Tensor::<4>::random([1, 3, 8, 8], Distribution::Default, &device);
+    let (local, synchronized) = (config.init(&device), synchronized.init(&device));
+    assert!(synchronized.bn1.is_synchronized() && !local.bn1.is_synchronized());
+    let expected = values(local.forward(images.clone()));
+    assert_eq!(values(synchronized.load_record(local.into_record()).forward(images)), expected);
+}
+
+#[test]
+#[should_panic(expected = "one value per channel")]
+fn training_on_one_image_of_one_pixel_is_refused() {
+    let device = Device::flex().autodiff();
+    let model = ResNetConfig::new(Depth::ResNet18, 4).init(&device);
+    model.forward(Tensor::ones([1, 3, 1, 1], &device));
+}
+
+#[test]
 fn names_parse_back_and_unknown_ones_say_what_exists() {
     for depth in Depth::ALL {
         assert_eq!(depth.to_string().parse(), Ok(depth));

@@ -17,7 +17,7 @@ use burn::train::{
     StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_nccl::ddp::{DdpStrategy, UnevenInputs};
-use burn_nccl::{DdpConfig, Error, ProcessGroup};
+use burn_nccl::{DdpConfig, Error, ProcessGroup, SyncBatchNorm, SyncBatchNormConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::{parameters, sha256};
@@ -27,6 +27,7 @@ use crate::report::Learned;
 use crate::training::{Backend, Precision, criterion, device, group, optimizer};
 
 const TIMEOUT_SECONDS: u64 = 60;
+const HIDDEN: usize = 8;
 
 /// A training with burn-train.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,6 +50,8 @@ pub struct Learning {
     pub uneven_inputs: UnevenInputs,
     /// Whether training stops when the validation loss has not *grown* for two epochs, which is in the third.
     pub early_stopping: bool,
+    /// Whether the classifier normalises with the batches of all ranks.
+    pub synchronized_norm: bool,
     /// What happens while a batch to train on is loaded.
     pub incident: Option<Incident>,
     /// What happens while a batch to validate on is loaded.
@@ -73,7 +76,7 @@ impl Learning {
         let training = self.training(loader, interrupter, &group);
         let rate =
             LinearLrSchedulerConfig::new(self.rate, self.rate / 10.0, 24).init().expect("rates in range");
-        let result = training.launch(Learner::new(Classifier::new(rank as u64, &device), optimizer(), rate));
+        let result = training.launch(Learner::new(self.classifier(rank as u64, &device), optimizer(), rate));
         Ok(Learned {
             parameters: parameters(&result.model),
             sha256: sha256(&result.model),
@@ -82,6 +85,15 @@ impl Learning {
             interrupted: result.interrupted.is_some(),
             error: result.error.map(|error| error.to_string()),
         })
+    }
+
+    fn classifier(&self, seed: u64, device: &Device) -> Classifier {
+        let model = Classifier {
+            hidden: LinearConfig::new(FEATURES, HIDDEN).init(device),
+            norm: self.synchronized_norm.then(|| SyncBatchNormConfig::new(HIDDEN).init(device)),
+            output: LinearConfig::new(HIDDEN, CLASSES).init(device),
+        };
+        fill(model, seed)
     }
 
     fn training(
@@ -127,24 +139,22 @@ fn no_growth_for_two_epochs() -> MetricEarlyStoppingStrategy {
     )
 }
 
-/// Two linear layers.
+/// Two linear layers, and a norm that may be absent.
 #[derive(Module, Debug)]
 pub struct Classifier {
     hidden: Linear,
+    norm: Option<SyncBatchNorm>,
     output: Linear,
 }
 
 impl Classifier {
-    fn new(seed: u64, device: &Device) -> Self {
-        let model = Self {
-            hidden: LinearConfig::new(FEATURES, 8).init(device),
-            output: LinearConfig::new(8, CLASSES).init(device),
-        };
-        fill(model, seed)
-    }
-
     fn classify(&self, points: Points) -> ClassificationOutput {
-        let logits = self.output.forward(relu(self.hidden.forward(points.inputs)));
+        let hidden = self.hidden.forward(points.inputs);
+        let hidden = match &self.norm {
+            Some(norm) => norm.forward(hidden),
+            None => hidden,
+        };
+        let logits = self.output.forward(relu(hidden));
         let loss = criterion(&logits.device()).forward(logits.clone(), points.targets.clone());
         ClassificationOutput::new(loss, logits, points.targets)
     }

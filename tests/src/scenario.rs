@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::learning::Learning;
 use crate::report::Report;
+use crate::resnet::ResNetTraining;
 use crate::training::{Training, group};
-use crate::{evaluation, resnet, stress};
+use crate::{evaluation, stress};
 
 const TIMEOUT_SECONDS: u64 = 60;
 
@@ -21,8 +22,10 @@ pub enum Scenario {
     Train(Training),
     /// Trains it alone on the joined batches.
     Joined(Training),
-    /// Trains a ResNet-18 for some steps.
-    ResNet(usize),
+    /// Trains a ResNet-18 as one of the ranks.
+    ResNet(ResNetTraining),
+    /// Trains it alone on the joined batches of this many ranks.
+    JoinedResNet(ResNetTraining, usize),
     /// Trains for many steps on forks and clones.
     Stress(usize),
     /// Counts right answers on this many samples.
@@ -46,7 +49,8 @@ impl Scenario {
             Self::Reduce => reduce(),
             Self::Train(training) => training.by_ranks().map(Report::Trained),
             Self::Joined(training) => Ok(Report::Trained(training.joined())),
-            Self::ResNet(steps) => resnet::train(*steps).map(Report::Trained),
+            Self::ResNet(training) => training.by_ranks().map(Report::Trained),
+            Self::JoinedResNet(training, ranks) => Ok(Report::Trained(training.joined(*ranks))),
             Self::Stress(steps) => stress::train(*steps).map(Report::Trained),
             Self::Evaluate(samples, sampling) => evaluation::evaluate(*samples, *sampling),
             Self::Learn(learning) => learning.run().map(Report::Learned),

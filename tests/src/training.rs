@@ -17,7 +17,8 @@ use crate::fingerprint::sha256;
 use crate::model::{Net, SmallNet};
 use crate::report::Trained;
 
-const LEARNING_RATE: f64 = 0.05;
+/// The learning rate of every training here.
+pub const LEARNING_RATE: f64 = 0.05;
 /// Longer than a step takes on a busy machine, shorter than the patience of a test.
 const TIMEOUT_SECONDS: u64 = 60;
 

@@ -87,7 +87,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         FloatTensor::<Self>::new(B::gradient_from_bucket(like.into_primitive(), slot))
     }
 
-    /// Adjoint: see [`batch_norm::backward`](crate::batch_norm::backward).
+    /// Adjoint: the gradient of a batch norm over all ranks, with one all-reduce of two sums per channel.
     fn group_batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

@@ -13,6 +13,8 @@ use crate::ops::{BatchNormSettings, CollectiveBackend};
 
 /// A tensor of the autodiff backend over `B`.
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+/// Output, mean, variance and values per channel.
+type Outputs<T> = (T, T, T, u64);
 
 /// Runs the forward pass and records its adjoint.
 ///
@@ -23,7 +25,7 @@ pub(super) fn record<B: CollectiveBackend, C: CheckpointStrategy>(
     gamma: Tracked<B, C>,
     beta: Tracked<B, C>,
     settings: &BatchNormSettings,
-) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>, u64) {
+) -> Outputs<Tracked<B, C>> {
     let node = BatchNorm.prepare::<C>([x.node(), gamma.node(), beta.node()]).compute_bound().stateful();
     let forward = |x: Tracked<B, C>, gamma: Tracked<B, C>| {
         batch_norm::forward::<B>(x.into_primitive(), gamma.into_primitive(), beta.into_primitive(), settings)

@@ -29,11 +29,8 @@ impl Statistics {
 
     /// Merges what all ranks sent, in rank order.
     pub(crate) fn merge_wire(gathered: &[f64], ranks: usize) -> Self {
-        let none = Self::from_wire(&vec![0.0; gathered.len() / ranks]);
-        gathered
-            .chunks_exact(none.to_wire().len())
-            .map(Self::from_wire)
-            .fold(none, |all, rank| all.merge(&rank))
+        let parts = gathered.chunks_exact(gathered.len() / ranks).map(Self::from_wire);
+        parts.reduce(|all, rank| all.merge(&rank)).expect("a group has a rank")
     }
 
     /// The statistics of both sets of values together: with `δ = mean_b - mean_a` and `n = n_a + n_b`,

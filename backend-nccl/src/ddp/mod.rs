@@ -8,6 +8,11 @@
 //! 3. [`backward`](DistributedDataParallel::backward) runs the tape. A hook copies its gradient into a flat bucket;
 //!    the last one of a bucket hands it to the group's communication thread, which reduces it while the tape runs
 //!    on. Buckets launch in index order on every rank.
+//!
+//!    A synchronized batch norm runs collectives of its own in between. That its place among the buckets is the same
+//!    on every rank rests on Burn's tape: steps run by descending depth, and within one depth in the order of a
+//!    depth-first walk over the recorded parents, never in hash-map order. So equal graphs give equal orders, and
+//!    options that would let the graphs differ are refused for such a model.
 //! 4. What is still in flight is waited for, and gradients are handed out, on Flex as views of the buckets.
 
 mod agreement;

@@ -1,9 +1,12 @@
 //! [`SyncBatchNorm`]: the layer.
 
+use std::fmt;
+
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::module::{
-    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, RunningState,
+    Content, Devices, DisplaySettings, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
+    ModuleVisitor, RunningState,
 };
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Device, Tensor, assert_shape};
@@ -73,6 +76,9 @@ impl SyncBatchNormConfig {
 /// without autodiff, or where the layer is frozen, it takes the running ones and talks to nobody.
 ///
 /// Input in half precision gives output in half precision; statistics, and gamma and beta where they are f32, stay f32.
+///
+/// As in burn-nn, the running statistics that [`RunningState::value`] gives are one update behind until
+/// [`valid`](Module::valid).
 ///
 /// Records are those of burn-nn's `BatchNorm`, whose parameters this holds, and convert to and from it.
 ///
@@ -169,10 +175,10 @@ impl SyncBatchNorm {
             beta.into_dispatch(),
             settings,
         );
-        let outcome = call.map_or(Ok(()), |call| call.result()).and_then(|()| match count {
-            1 => Err(Error::OneValuePerChannel),
-            _ => Ok(()),
-        });
+        let outcome = match call.map_or(Ok(()), |call| call.result()) {
+            Ok(()) if count == 1 => Err(Error::OneValuePerChannel),
+            outcome => outcome,
+        };
         if outcome.is_ok() && count > 0 {
             self.move_running(Tensor::from_dispatch(mean), Tensor::from_dispatch(variance), count);
         }
@@ -240,11 +246,25 @@ impl Module for SyncBatchNorm {
     }
 }
 
-impl ModuleDisplayDefault for SyncBatchNorm {
-    fn content(&self, content: Content) -> Option<Content> {
-        let ranks = self.group.as_ref().map_or(1, ProcessGroup::world_size);
-        self.norm.custom_content(content.add("ranks", &ranks))
+impl fmt::Display for SyncBatchNorm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&ModuleDisplay::format(self, Default::default()))
     }
 }
 
-impl ModuleDisplay for SyncBatchNorm {}
+impl ModuleDisplayDefault for SyncBatchNorm {
+    fn content(&self, content: Content) -> Option<Content> {
+        let ranks = self.group.as_ref().map_or(1, ProcessGroup::world_size);
+        self.norm
+            .custom_content(content)?
+            .add("synchronized", &self.synchronized)
+            .add("ranks", &ranks)
+            .optional()
+    }
+}
+
+impl ModuleDisplay for SyncBatchNorm {
+    fn custom_settings(&self) -> Option<DisplaySettings> {
+        self.norm.custom_settings()
+    }
+}

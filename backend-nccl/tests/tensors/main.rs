@@ -6,6 +6,7 @@ mod adjoints;
 mod data_parallel;
 mod model;
 mod overlap;
+mod sync_batch_norm;
 
 use std::time::Duration;
 

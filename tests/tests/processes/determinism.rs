@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 
 use burn_nccl::DdpConfig;
+use burn_nccl_models::NormConfig;
 use burn_nccl_tests::Scenario;
 use burn_nccl_tests::model::Net;
 use burn_nccl_tests::report::Trained;
+use burn_nccl_tests::resnet::ResNetTraining;
 use burn_nccl_tests::training::Training;
 
 use crate::harness::trained;
@@ -43,7 +45,7 @@ fn reducing_after_the_backward_pass_instead_of_during_it_gives_the_same_bits() {
 
 #[test]
 fn a_resnet_with_local_batch_norm_stays_equal_on_both_ranks() {
-    let ends = trained(&Scenario::ResNet(3), 2);
+    let ends = trained(&Scenario::ResNet(ResNetTraining::new(NormConfig::Batch, 3)), 2);
     assert_eq!(fingerprints(&ends).len(), 1, "the ranks ended with different parameters");
     assert_ne!(ends[0].sha256, ends[0].start_sha256);
     assert!(ends[0].parameters.iter().all(|value| value.is_finite()));

@@ -29,6 +29,7 @@ fn learning(folder: &Path) -> Learning {
         accumulation: None,
         uneven_inputs: UnevenInputs::Even,
         early_stopping: false,
+        synchronized_norm: false,
         incident: None,
         validation_incident: None,
     }
@@ -79,6 +80,14 @@ fn two_ranks_learn_what_burns_own_strategy_learns_on_the_joined_batches() {
     let folder = tempfile::tempdir().unwrap();
     let alone = learning(&folder.path().join("alone"));
     assert_equals_joined(learning(&folder.path().join("ranks")), alone);
+}
+
+/// The learner keeps its own model: its layers must be in the group, not those of a copy.
+#[test]
+fn two_ranks_with_a_synchronized_norm_learn_what_one_process_learns_on_the_joined_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let learning = |name| Learning { synchronized_norm: true, ..learning(&folder.path().join(name)) };
+    assert_equals_joined(learning("ranks"), learning("alone"));
 }
 
 #[test]

@@ -6,4 +6,5 @@ mod harness;
 mod launchers;
 mod learner;
 mod parity;
+mod sync_batch_norm;
 mod uneven;

@@ -37,6 +37,7 @@ use renderer::SilentRenderer;
 /// - **Resuming** reads the checkpoint on every rank, so the folder must be on a file system that all ranks see.
 /// - **Early stopping and interruption**: rank 0 decides on early stopping; an interruption or an error on any rank
 ///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
+/// - **Synchronized batch norm** layers of the model are connected to the group.
 /// - **Gradient accumulation** averages micro-batches, unlike Burn's own strategies, which sum them.
 pub struct DdpStrategy {
     group: ProcessGroup,
