@@ -1,4 +1,6 @@
 //! What the benches share: starting copies of themselves as ranks, and reading rank 0's result.
+// Each bench is a program of its own and uses its part of this.
+#![allow(dead_code)]
 
 use burn_nccl::launch::{LaunchConfig, Outcome, RankOutput, run};
 

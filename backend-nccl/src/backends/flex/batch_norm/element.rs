@@ -59,11 +59,16 @@ pub(super) trait Element: Pod + Send + Sync {
     /// The values in the type they are computed in; only halves need `spare` for it. At most [`BLOCK`] values.
     fn wide<'a>(values: &'a [Self], spare: &'a mut Spare<Self>) -> &'a [Self::Wide];
 
-    /// Stores what `fill` computes. At most [`BLOCK`] values.
+    /// Stores what `fill` computes, at most [`BLOCK`] values; `update` says that it computes them from those already there.
     ///
     /// # Safety
-    /// `fill` must write every value of the slice it is given.
-    unsafe fn store(target: &mut [MaybeUninit<Self>], fill: impl FnOnce(&mut [MaybeUninit<Self::Wide>]));
+    /// `fill` must write every value of the slice it is given. With `update`, `target` must be initialised, and so is the
+    /// slice that `fill` is given.
+    unsafe fn store(
+        target: &mut [MaybeUninit<Self>],
+        update: bool,
+        fill: impl FnOnce(&mut [MaybeUninit<Self::Wide>]),
+    );
 }
 
 macro_rules! element_of_its_own_width {
@@ -77,7 +82,11 @@ macro_rules! element_of_its_own_width {
             }
 
             #[inline(always)]
-            unsafe fn store(target: &mut [MaybeUninit<Self>], fill: impl FnOnce(&mut [MaybeUninit<Self>])) {
+            unsafe fn store(
+                target: &mut [MaybeUninit<Self>],
+                _: bool,
+                fill: impl FnOnce(&mut [MaybeUninit<Self>]),
+            ) {
                 fill(target);
             }
         }
@@ -97,9 +106,18 @@ macro_rules! element_in_f32 {
             }
 
             #[inline(always)]
-            unsafe fn store(target: &mut [MaybeUninit<Self>], fill: impl FnOnce(&mut [MaybeUninit<f32>])) {
+            unsafe fn store(
+                target: &mut [MaybeUninit<Self>],
+                update: bool,
+                fill: impl FnOnce(&mut [MaybeUninit<f32>]),
+            ) {
                 let mut spare = [MaybeUninit::uninit(); BLOCK];
                 let spare = &mut spare[..target.len()];
+                if update {
+                    // SAFETY: the caller vouches that an updated target is initialised.
+                    let values = unsafe { target.assume_init_ref() };
+                    values.convert_to_f32_slice(zeroed(spare));
+                }
                 fill(spare);
                 // SAFETY: the caller vouches that `fill` has written all of them.
                 let values = unsafe { spare.assume_init_ref() };

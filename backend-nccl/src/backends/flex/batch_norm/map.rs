@@ -26,8 +26,16 @@ pub(super) trait Formula<const K: usize>: Copy + Send + Sync {
     /// The coefficients of all channels.
     fn coefficients(&self) -> [&[WideOf<Self, K>]; K];
 
+    /// Whether [`fill`](Self::fill) reads the values that it overwrites.
+    fn updates(&self) -> bool {
+        false
+    }
+
     /// Writes every value of `target`, which belongs at `place`. At most [`BLOCK`] values.
-    fn fill<C: Coefficient<WideOf<Self, K>>>(
+    ///
+    /// # Safety
+    /// If the formula [updates](Self::updates), `target` must be initialised.
+    unsafe fn fill<C: Coefficient<WideOf<Self, K>>>(
         &self,
         place: Place,
         coefficients: [C; K],
@@ -53,7 +61,7 @@ impl<'a, T: Element> Formula<3> for Normalize<'a, T> {
     }
 
     #[inline(always)]
-    fn fill<C: Coefficient<T::Wide>>(
+    unsafe fn fill<C: Coefficient<T::Wide>>(
         &self,
         place: Place,
         coefficients: [C; 3],
@@ -73,7 +81,8 @@ impl<'a, T: Element> Formula<3> for Normalize<'a, T> {
 #[derive(Clone, Copy)]
 pub(super) struct InputGradient<'a, T: Element> {
     pub(super) input: Operand<'a, T>,
-    pub(super) gradient: Operand<'a, T>,
+    /// `None` if it lies where the result goes.
+    pub(super) gradient: Option<Operand<'a, T>>,
     pub(super) mean: &'a [T::Wide],
     pub(super) scale: &'a [T::Wide],
     pub(super) mean_gradient: &'a [T::Wide],
@@ -89,22 +98,32 @@ impl<'a, T: Element> Formula<4> for InputGradient<'a, T> {
     }
 
     #[inline(always)]
-    fn fill<C: Coefficient<T::Wide>>(
+    fn updates(&self) -> bool {
+        self.gradient.is_none()
+    }
+
+    #[inline(always)]
+    unsafe fn fill<C: Coefficient<T::Wide>>(
         &self,
         place: Place,
         coefficients: [C; 4],
         target: &mut [MaybeUninit<T::Wide>],
     ) {
         let len = target.len();
-        let mut spares = [[MaybeUninit::uninit(); BLOCK]; 2];
-        let [spare, other] = &mut spares;
         let Place { row, channel, at } = place;
-        let input = &T::wide(self.input.slice(row, channel, at, len), spare)[..len];
-        let gradient = &T::wide(self.gradient.slice(row, channel, at, len), other)[..len];
+        let mut spare = [MaybeUninit::uninit(); BLOCK];
+        let target: &mut [T::Wide] = match self.gradient {
+            Some(gradient) => {
+                target.write_copy_of_slice(T::wide(gradient.slice(row, channel, at, len), &mut spare))
+            }
+            // SAFETY: the caller vouches for it, since this formula then updates.
+            None => unsafe { target.assume_init_mut() },
+        };
+        let input = &T::wide(self.input.slice(row, channel, at, len), &mut spare)[..len];
         let [mean, scale, mean_gradient, slope] = coefficients.map(|coefficient| coefficient.of(len));
         for i in 0..len {
-            let centred = gradient[i] - mean_gradient.at(i);
-            target[i].write(scale.at(i) * (centred - (input[i] - mean.at(i)) * slope.at(i)));
+            let centred = target[i] - mean_gradient.at(i);
+            target[i] = scale.at(i) * (centred - (input[i] - mean.at(i)) * slope.at(i));
         }
     }
 }
@@ -146,22 +165,52 @@ impl<W: Wide> Coefficient<W> for Each<'_, W> {
     }
 }
 
-/// The values of `formula` in the memory that `steps` describe: dense, rows or channels outermost.
+/// The values of `formula`, in the dense memory that `steps` describe: rows or channels outermost.
 pub(super) fn map<F: Formula<K>, const K: usize>(formula: F, grid: Grid, steps: Steps) -> Vec<F::Element> {
     let count = grid.rows * grid.channels * grid.run;
     let mut values = Vec::with_capacity(count);
+    assert!(!formula.updates(), "there is nothing in fresh memory to update");
+    // SAFETY: the formula does not read what it overwrites.
+    unsafe { map_into(formula, grid, steps, &mut values.spare_capacity_mut()[..count]) };
+    // SAFETY: all `count` values were written by the line above.
+    unsafe { values.set_len(count) };
+    values
+}
+
+/// Overwrites the dense memory that `steps` describe with the values of `formula`.
+pub(super) fn update<F: Formula<K>, const K: usize>(
+    formula: F,
+    grid: Grid,
+    steps: Steps,
+    target: &mut [F::Element],
+) {
+    let (start, count) = (target.as_mut_ptr().cast(), target.len());
+    // SAFETY: `target` is exclusively ours meanwhile, and nothing but whole elements is ever written to it.
+    let target = unsafe { std::slice::from_raw_parts_mut(start, count) };
+    // SAFETY: `target` is initialised.
+    unsafe { map_into(formula, grid, steps, target) };
+}
+
+/// Writes every value of `target`.
+///
+/// # Safety
+/// If the formula updates, `target` must be initialised.
+unsafe fn map_into<F: Formula<K>, const K: usize>(
+    formula: F,
+    grid: Grid,
+    steps: Steps,
+    target: &mut [MaybeUninit<F::Element>],
+) {
     let (unit, channel_major) = match grid.walk {
         Walk::Runs => (grid.run, steps.row < steps.channel && grid.rows > 1),
         Walk::Columns => ((grid.run * grid.channels).max(1), false),
     };
+    assert_eq!(target.len(), grid.rows * grid.channels * grid.run, "the target is dense");
     let units = (TASK / unit).max(1);
-    for_each_chunk(count, &mut values.spare_capacity_mut()[..count], unit * units, |index, target| {
+    for_each_chunk(target.len(), target, unit * units, |index, target| {
         let first = index * units;
         widest(Part { formula, grid, channel_major, units: first..first + target.len() / unit, target });
     });
-    // SAFETY: the chunks cover all `count` values, and `Part` writes each value of its chunk.
-    unsafe { values.set_len(count) };
-    values
 }
 
 /// The share of one task: some whole runs, or some whole rows.
@@ -197,8 +246,13 @@ impl<F: Formula<K>, const K: usize> Part<'_, F, K> {
             let same = coefficients.map(|all| Same(all[channel]));
             for (piece, target) in target.chunks_mut(BLOCK).enumerate() {
                 let place = Place { row, channel, at: piece * BLOCK };
-                // SAFETY: `fill` writes every value, as its trait demands.
-                unsafe { F::Element::store(target, |wide| self.formula.fill(place, same, wide)) };
+                // SAFETY: `fill` writes every value, as its trait demands; if it updates, the target is initialised, as
+                // the caller of `map_into` vouches, and so is what `store` makes of it.
+                unsafe {
+                    F::Element::store(target, self.formula.updates(), |wide| {
+                        self.formula.fill(place, same, wide)
+                    })
+                };
             }
         }
     }
@@ -219,8 +273,12 @@ impl<F: Formula<K>, const K: usize> Part<'_, F, K> {
             for (row, target) in self.units.clone().zip(self.target.chunks_exact_mut(width)) {
                 let target = &mut target[first * run..][..len];
                 let place = Place { row, channel: first, at: 0 };
-                // SAFETY: `fill` writes every value, as its trait demands.
-                unsafe { F::Element::store(target, |wide| self.formula.fill(place, each, wide)) };
+                // SAFETY: as in `runs`.
+                unsafe {
+                    F::Element::store(target, self.formula.updates(), |wide| {
+                        self.formula.fill(place, each, wide)
+                    })
+                };
             }
         }
     }

@@ -48,7 +48,7 @@ macro_rules! for_dtype {
 /// The mean and the sum of squares around it, per channel.
 pub(super) fn statistics(input: FlexTensor) -> (FlexTensor, FlexTensor) {
     let dtype = input.dtype();
-    let walk = Walkable::of([input]);
+    let walk = Walkable::new(vec![input], false);
     for_dtype!(dtype, E => {
         pair_of_vectors::<E>(dtype, statistics::statistics(walk.operand::<E>(0), walk.grid))
     })
@@ -62,7 +62,7 @@ pub(super) fn normalize(
     shift: FlexTensor,
 ) -> FlexTensor {
     let dtype = input.dtype();
-    let (walk, layout) = Walkable::with_result([input]);
+    let walk = Walkable::new(vec![input], true);
     let [mean, scale, shift] = [mean, scale, shift].map(|vector| vector.to_contiguous());
     for_dtype!(dtype, E => {
         let formula = Normalize::<E> {
@@ -71,7 +71,7 @@ pub(super) fn normalize(
             scale: cast_slice(scale.bytes()),
             shift: cast_slice(shift.bytes()),
         };
-        tensor(map::map(formula, walk.grid, walk.result()), layout, dtype)
+        tensor(map::map(formula, walk.grid, walk.result()), walk.layout, dtype)
     })
 }
 
@@ -82,7 +82,7 @@ pub(super) fn gradient_sums(
     mean: FlexTensor,
 ) -> (FlexTensor, FlexTensor) {
     let dtype = input.dtype();
-    let walk = Walkable::of([input, gradient]);
+    let walk = Walkable::new(vec![input, gradient], false);
     let mean = mean.to_contiguous();
     for_dtype!(dtype, E => {
         let mean = cast_slice(mean.bytes());
@@ -92,58 +92,76 @@ pub(super) fn gradient_sums(
 }
 
 /// `scale (dy - mean_gradient - (x - mean) slope)`, with coefficients per channel.
+///
+/// Overwrites the gradient where nobody else has it and the result belongs in the same order: fresh memory costs more
+/// than the arithmetic.
 pub(super) fn input_gradient(
     input: FlexTensor,
     gradient: FlexTensor,
-    [mean, scale, mean_gradient, slope]: [FlexTensor; 4],
+    coefficients: [FlexTensor; 4],
 ) -> FlexTensor {
     let dtype = input.dtype();
-    let (walk, layout) = Walkable::with_result([input, gradient]);
-    let [mean, scale, mean_gradient, slope] =
-        [mean, scale, mean_gradient, slope].map(|vector| vector.to_contiguous());
-    for_dtype!(dtype, E => {
-        let formula = InputGradient::<E> {
-            input: walk.operand(0),
-            gradient: walk.operand(1),
-            mean: cast_slice(mean.bytes()),
-            scale: cast_slice(scale.bytes()),
-            mean_gradient: cast_slice(mean_gradient.bytes()),
-            slope: cast_slice(slope.bytes()),
-        };
-        tensor(map::map(formula, walk.grid, walk.result()), layout, dtype)
+    let mut walk = Walkable::new(vec![input, gradient], true);
+    let coefficients = coefficients.map(|vector| vector.to_contiguous());
+    let overwritten = walk.tensors.pop_if(|gradient| may_become(gradient, &walk.layout));
+    for_dtype!(dtype, E => match overwritten {
+        Some(mut gradient) => {
+            let formula = gradient_formula::<E>(walk.operand(0), None, &coefficients);
+            map::update(formula, walk.grid, walk.result(), gradient.storage_mut());
+            gradient
+        }
+        None => {
+            let formula = gradient_formula::<E>(walk.operand(0), Some(walk.operand(1)), &coefficients);
+            tensor(map::map(formula, walk.grid, walk.result()), walk.layout, dtype)
+        }
     })
 }
 
-/// Tensors of one shape, made contiguous where they must be, and the way to walk them together.
-struct Walkable<const K: usize> {
-    tensors: [FlexTensor; K],
-    grid: Grid,
-    steps: Vec<Steps>,
+fn gradient_formula<'a, E: Element>(
+    input: Operand<'a, E>,
+    gradient: Option<Operand<'a, E>>,
+    [mean, scale, mean_gradient, slope]: &'a [FlexTensor; 4],
+) -> InputGradient<'a, E> {
+    InputGradient {
+        input,
+        gradient,
+        mean: cast_slice(mean.bytes()),
+        scale: cast_slice(scale.bytes()),
+        mean_gradient: cast_slice(mean_gradient.bytes()),
+        slope: cast_slice(slope.bytes()),
+    }
 }
 
-impl<const K: usize> Walkable<K> {
-    fn of(tensors: [FlexTensor; K]) -> Self {
-        Self::walk(tensors, None).0
-    }
+/// Whether a result of this layout may take the place of `tensor`.
+fn may_become(tensor: &FlexTensor, layout: &Layout) -> bool {
+    let bytes = layout.num_elements() * tensor.dtype().size();
+    tensor.is_unique() && tensor.layout() == layout && tensor.bytes().len() == bytes
+}
 
-    /// With a result in the memory order of the first tensor.
+/// Tensors of one shape, some of them copied to another order in memory, and the way to walk them together.
+struct Walkable {
+    tensors: Vec<FlexTensor>,
+    /// Of a result: the order of the first tensor in memory, without gaps.
     ///
     /// What follows and what went before then works as it would without the layer: a matrix product, whose output has the
     /// channels outermost, wants its gradient in that order too.
-    fn with_result(tensors: [FlexTensor; K]) -> (Self, Layout) {
-        let layout = result_layout(tensors[0].layout());
-        let (walk, layout) = Self::walk(tensors, Some(layout));
-        (walk, layout.expect("a result was asked for"))
-    }
+    layout: Layout,
+    grid: Grid,
+    /// Of the tensors, and then of the result.
+    steps: Vec<Steps>,
+}
 
-    fn walk(tensors: [FlexTensor; K], result: Option<Layout>) -> (Self, Option<Layout>) {
-        if let Some((grid, steps)) = grid(&tensors, result.as_ref()) {
-            return (Self { tensors, grid, steps }, result);
+impl Walkable {
+    fn new(tensors: Vec<FlexTensor>, with_result: bool) -> Self {
+        let order = memory_order(tensors[0].layout());
+        let layout = dense(tensors[0].layout().shape(), &order);
+        let result = with_result.then_some(&layout);
+        if let Some((grid, steps)) = grid(&tensors, result) {
+            return Self { tensors, layout, grid, steps };
         }
-        let tensors = tensors.map(|tensor| tensor.to_contiguous());
-        let result = result.map(|layout| Layout::contiguous(layout.shape().clone()));
-        let (grid, steps) = grid(&tensors, result.as_ref()).expect("contiguous tensors have a common grid");
-        (Self { tensors, grid, steps }, result)
+        let tensors: Vec<_> = tensors.into_iter().map(|tensor| in_order(tensor, &layout, &order)).collect();
+        let (grid, steps) = grid(&tensors, result).expect("dense tensors of one order have a common grid");
+        Self { tensors, layout, grid, steps }
     }
 
     fn operand<E: Element>(&self, index: usize) -> Operand<'_, E> {
@@ -151,11 +169,11 @@ impl<const K: usize> Walkable<K> {
     }
 
     fn result(&self) -> Steps {
-        self.steps[K]
+        self.steps[self.steps.len() - 1]
     }
 }
 
-/// The grid over the tensors and the result; `None` where they must be made contiguous first.
+/// The grid over the tensors and the result; `None` where some of them must be copied first.
 fn grid(tensors: &[FlexTensor], result: Option<&Layout>) -> Option<(Grid, Vec<Steps>)> {
     let layouts: Vec<&Layout> = tensors.iter().map(|tensor| tensor.layout()).chain(result).collect();
     let strides: Vec<Vec<usize>> = layouts
@@ -171,21 +189,18 @@ fn grid(tensors: &[FlexTensor], result: Option<&Layout>) -> Option<(Grid, Vec<St
     Grid::over(&views)
 }
 
-/// The memory order of `like` without gaps; contiguous if it has another order than the three that layers make.
-fn result_layout(like: &Layout) -> Layout {
-    let shape = like.shape();
-    let rank = shape.num_dims();
-    let contiguous = Layout::contiguous(shape.clone());
-    let outermost_channels: Vec<usize> = [1, 0].into_iter().chain(2..rank).collect();
-    let innermost_channels: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
-    [outermost_channels, innermost_channels]
+/// The order of the dimensions in memory, outermost first, if it is one of those that layers make; else as in the shape.
+fn memory_order(layout: &Layout) -> Vec<usize> {
+    let rank = layout.num_dims();
+    let channels_outermost: Vec<usize> = [1, 0].into_iter().chain(2..rank).collect();
+    let channels_innermost: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
+    [channels_outermost, channels_innermost]
         .into_iter()
-        .map(|order| dense(shape, &order))
-        .find(|candidate| candidate.strides() == like.strides())
-        .unwrap_or(contiguous)
+        .find(|order| dense(layout.shape(), order).strides() == layout.strides())
+        .unwrap_or_else(|| (0..rank).collect())
 }
 
-/// The dense layout whose dimensions lie in `order`, outermost first.
+/// The layout without gaps whose dimensions lie in `order`, outermost first.
 fn dense(shape: &Shape, order: &[usize]) -> Layout {
     let mut strides = vec![0; order.len()];
     let mut next = 1;
@@ -194,6 +209,15 @@ fn dense(shape: &Shape, order: &[usize]) -> Layout {
         next *= shape[dim];
     }
     Layout::new(shape.clone(), strides, 0)
+}
+
+/// The tensor in the dense `layout` that has its dimensions in `order`.
+fn in_order(tensor: FlexTensor, layout: &Layout, order: &[usize]) -> FlexTensor {
+    if tensor.layout().strides() == layout.strides() {
+        return tensor;
+    }
+    let permuted = tensor.layout().permute(order);
+    tensor.with_layout(permuted).to_contiguous().with_layout(layout.clone())
 }
 
 /// Two vectors over the channels, in the type of the statistics.

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 /// Elements of one task: enough that starting it costs nothing, few enough that the threads end together.
 pub(super) const TASK: usize = 32 * 1024;
 
-/// Fewer elements than this are done before another thread would have woken up.
-const WORTH_THREADS: usize = 128 * 1024;
+/// Fewer elements than this take a fifth of a millisecond, in which another thread has hardly woken up.
+const WORTH_THREADS: usize = 1 << 20;
 
 /// Calls `work` with each chunk of `len` values and its index; `elements` is what all of it amounts to.
 pub(super) fn for_each_chunk<T: Send>(

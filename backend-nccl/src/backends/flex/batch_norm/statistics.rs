@@ -62,45 +62,60 @@ impl<T: Element> Statistics<'_, T> {
     #[inline(always)]
     fn columns(self) {
         let Grid { rows, run, .. } = self.grid;
-        let first = self.channels.start;
-        let len = self.channels.len() * run;
-        let mut sums = [T::Wide::default(); WIDTH];
-        let mut squares = [T::Wide::default(); WIDTH];
-        let mut center = [T::Wide::default(); WIDTH];
-        let mut centers = [T::Wide::default(); WIDTH];
+        let count = self.channels.len();
+        let len = count * run;
+        let (mut sums, mut squares) = ([T::Wide::default(); WIDTH], [T::Wide::default(); WIDTH]);
+        let (mut center, mut centers) = ([T::Wide::default(); WIDTH], [T::Wide::default(); WIDTH]);
         let (sums, squares) = (&mut sums[..len], &mut squares[..len]);
-        let (center, centers) = (&mut center[..self.channels.len()], &mut centers[..len]);
+        let (center, centers) = (&mut center[..count], &mut centers[..len]);
         for start in (0..rows).step_by(ROWS) {
             let block = start..rows.min(start + ROWS);
             let weights = Weights::of(start * run, block.len() * run);
-            sums.fill(T::Wide::default());
-            for row in block.clone() {
-                let mut spare = [MaybeUninit::uninit(); BLOCK];
-                let values = T::wide(self.input.slice(row, first, 0, len), &mut spare);
-                for (sum, value) in sums.iter_mut().zip(values) {
-                    *sum = *sum + *value;
-                }
-            }
+            self.add_columns(block.clone(), sums);
             for (center, sums) in center.iter_mut().zip(sums.chunks_exact(run)) {
                 *center = T::Wide::from_f64(total_of_group(sums) * weights.per_element);
             }
             repeat_each(center, run, centers);
-            sums.fill(T::Wide::default());
-            squares.fill(T::Wide::default());
-            for row in block {
-                let mut spare = [MaybeUninit::uninit(); BLOCK];
-                let values = T::wide(self.input.slice(row, first, 0, len), &mut spare);
-                for (((sum, square), value), center) in
-                    sums.iter_mut().zip(&mut *squares).zip(values).zip(&*centers)
-                {
-                    let deviation = *value - *center;
-                    *sum = *sum + deviation;
-                    *square = *square + deviation * deviation;
-                }
-            }
+            self.add_deviations(block, centers, sums, squares);
             let groups = sums.chunks_exact(run).zip(squares.chunks_exact(run));
             for ((total, center), (sums, squares)) in self.totals.iter_mut().zip(&*center).zip(groups) {
                 weights.merge(total, center.to_f64(), total_of_group(sums), total_of_group(squares));
+            }
+        }
+    }
+
+    /// The sum of each column over `rows`.
+    #[inline(always)]
+    fn add_columns(&self, rows: Range<usize>, sums: &mut [T::Wide]) {
+        sums.fill(T::Wide::default());
+        for row in rows {
+            let mut spare = [MaybeUninit::uninit(); BLOCK];
+            let values = T::wide(self.input.slice(row, self.channels.start, 0, sums.len()), &mut spare);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = *sum + *value;
+            }
+        }
+    }
+
+    /// The sums of each column's deviations from its center, and of their squares, over `rows`.
+    #[inline(always)]
+    fn add_deviations(
+        &self,
+        rows: Range<usize>,
+        centers: &[T::Wide],
+        sums: &mut [T::Wide],
+        squares: &mut [T::Wide],
+    ) {
+        sums.fill(T::Wide::default());
+        squares.fill(T::Wide::default());
+        for row in rows {
+            let mut spare = [MaybeUninit::uninit(); BLOCK];
+            let values = T::wide(self.input.slice(row, self.channels.start, 0, sums.len()), &mut spare);
+            let columns = sums.iter_mut().zip(&mut *squares).zip(values).zip(centers);
+            for (((sum, square), value), center) in columns {
+                let deviation = *value - *center;
+                *sum = *sum + deviation;
+                *square = *square + deviation * deviation;
             }
         }
     }
@@ -173,4 +188,27 @@ fn deviations_added<W: Wide>(
         *square = *square + deviation * deviation;
     }
     (sums, squares)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::grid::Steps;
+    use super::*;
+
+    #[test]
+    fn vectors_of_every_width_compute_the_same_bits() {
+        let values: Vec<f32> = (0..40_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32).collect();
+        for (walk, run) in [(Walk::Runs, 1000), (Walk::Columns, 10)] {
+            let grid = Grid { rows: 40_000 / (10 * run), channels: 10, run, walk };
+            let steps = Steps { offset: 0, row: 10 * run, channel: run };
+            let work =
+                |totals| Statistics { input: Operand::new(&values, steps), grid, channels: 0..10, totals };
+            let (mut narrow, mut wide) = ([[0.0; 2]; 10], [[0.0; 2]; 10]);
+            // Here `run` is compiled as the crate is, for any x86-64.
+            work(&mut narrow[..]).run();
+            widest(work(&mut wide[..]));
+            assert_eq!(narrow, wide);
+            assert_ne!(narrow, [[0.0; 2]; 10]);
+        }
+    }
 }
