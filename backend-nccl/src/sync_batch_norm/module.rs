@@ -78,6 +78,9 @@ impl SyncBatchNormConfig {
 ///
 /// Input in half precision gives output in half precision; statistics, and gamma and beta where they are f32, stay f32.
 ///
+/// As in burn-nn, the running statistics that [`RunningState::value`] gives are one update behind until
+/// [`valid`](Module::valid).
+///
 /// Records are those of burn-nn's `BatchNorm`, whose parameters this holds, and convert to and from it.
 ///
 /// Source: S. Ioffe, C. Szegedy, "Batch Normalization", arXiv:1502.03167; `torch.nn.SyncBatchNorm`.

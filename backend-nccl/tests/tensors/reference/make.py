@@ -2,8 +2,8 @@
 
     python make.py
 
-Inputs and output gradients are formulas that sync_batch_norm.rs repeats. Ranks may differ in every size but the
-channels, so what is joined is the list of values of each channel: a batch norm does not look further.
+Inputs and output gradients are formulas that the tests in sync_batch_norm repeat. Ranks may differ in every size but
+the channels, so what is joined is the list of values of each channel: a batch norm does not look further.
 """
 
 import json
