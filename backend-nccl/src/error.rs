@@ -331,7 +331,8 @@ pub enum Error {
     },
     /// A layer that cannot run under mixed precision.
     #[error(
-        "{layer} at `{path}`{} cannot take {precision} input: {remedy}",
+        "{layer}{}{} cannot take {precision} input: {remedy}",
+        at(path),
         and_others(*others)
     )]
     AutocastLayer {
@@ -476,6 +477,13 @@ impl Error {
 
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn at(path: &str) -> String {
+    match path {
+        "" => ", the model itself,".into(),
+        path => format!(" at `{path}`"),
+    }
 }
 
 fn and_others(others: usize) -> String {

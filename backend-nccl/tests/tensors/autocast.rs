@@ -368,6 +368,8 @@ fn layers_that_cannot_take_half_input_are_refused_before_the_first_step() {
     assert!(error.to_string().contains("use burn_nccl's SyncBatchNorm"), "{error}");
     let error = autocast(&["norms"]).check(&model, &device).unwrap_err().to_string();
     assert!(error.starts_with("Gru at `rnn` cannot take f16 input: its first state is f32"), "{error}");
+    let error = autocast(&[]).check(&norm(), &device).unwrap_err().to_string();
+    assert!(error.starts_with("BatchNorm, the model itself, cannot take f16 input"), "{error}");
     let kept = autocast(&["norms.*", "rnn"]).module(&model).unwrap();
     assert!(dtypes(&kept).values().all(|dtype| *dtype == DType::F32));
     assert_eq!(kept.norms[0].forward(Tensor::<2>::ones([3, 2], &device)).dtype(), DType::F32);
