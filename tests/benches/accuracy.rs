@@ -31,19 +31,19 @@ const NORM: [Case; 3] = [
     Case {
         name: "2 ranks x 4 images, local batch norm",
         program: "recipe-resnet-ddp",
-        args: &["--nproc-per-node=2", "--batch-size=4", "--epochs=8", "--norm=batch"],
+        args: &["--nproc-per-node=2", "--batch-size=4", "--epochs=6", "--norm=batch"],
         color: RGBColor(217, 95, 14),
     },
     Case {
         name: "2 ranks x 4 images, SyncBatchNorm",
         program: "recipe-resnet-ddp",
-        args: &["--nproc-per-node=2", "--batch-size=4", "--epochs=8", "--norm=sync-batch"],
+        args: &["--nproc-per-node=2", "--batch-size=4", "--epochs=6", "--norm=sync-batch"],
         color: RGBColor(31, 111, 180),
     },
     Case {
         name: "1 process, 8 images",
         program: "recipe-resnet-single",
-        args: &["--batch-size=8", "--epochs=8"],
+        args: &["--batch-size=8", "--epochs=6"],
         color: RGBColor(60, 60, 60),
     },
 ];

@@ -44,3 +44,26 @@ fn options_of_the_recipe_with_ranks_are_unknown() {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("unexpected argument '--wire'"), "{stderr}");
 }
+
+#[test]
+fn a_batch_that_does_not_fit_is_made_smaller_and_the_global_batch_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    // 64 images of 32x32 take 850 MB, 4 take 450 MB. Threads reserve address space of their own, so one is enough.
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -v 620000 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_recipe-resnet-single")])
+        .args(["--device", "cpu", "--model", "resnet18", "--progress", "plain", "--workers", "0"])
+        .args(["--image-size", "32", "--batch-size", "64", "--find-batch-size", "--max-steps", "1"])
+        .args(["--out", out.to_str().unwrap()])
+        .envs([("MALLOC_ARENA_MAX", "1"), ("RAYON_NUM_THREADS", "1")])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("a batch of 64 images per rank does not fit into memory"), "{stderr}");
+    let summary: Value = serde_json::from_slice(&fs::read(out.join("summary.json")).unwrap()).unwrap();
+    let number = |key: &str| summary[key].as_u64().unwrap();
+    assert!(number("batch_size") < 64);
+    assert_eq!(number("batch_size") * number("accumulate"), 64);
+    assert_eq!((number("global_batch_size"), number("steps")), (64, 1));
+}
