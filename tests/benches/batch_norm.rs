@@ -35,6 +35,10 @@ const MEMORIES: [&str; 2] = ["contiguous", "channels outermost"];
 /// What rayon, which flex computes with, reads.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
+/// What keeps glibc from giving memory back to the system after each pass: a training step, too, finds its memory where the
+/// last step left it. With glibc's defaults both sides spend most of their time in page faults.
+const KEEP_MEMORY: [&str; 2] = ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"];
+
 /// Long enough for the clock, short enough that both sides of a round see the same machine.
 const SECONDS_OF_A_SIDE: f64 = 0.01;
 
@@ -48,6 +52,7 @@ fn main() -> Result<(), AnyError> {
         let status = Command::new(std::env::current_exe()?)
             .args(std::env::args_os().skip(1))
             .env(THREADS, threads)
+            .envs(KEEP_MEMORY.map(|name| (name, "4000000000")))
             .status()?;
         if !status.success() {
             return Err(format!("measuring with {threads} threads ended with {status}").into());

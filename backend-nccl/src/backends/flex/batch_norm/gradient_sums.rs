@@ -6,7 +6,9 @@ use std::ops::Range;
 use super::element::{BLOCK, Element, Wide};
 use super::grid::{Grid, Operand, Walk};
 use super::map::repeat_each;
-use super::sums::{LANES, Pair, ROWS, RunBlocks, WIDTH, per_channel, total_of, total_of_group};
+use super::sums::{
+    LANES, OCTET, Pair, ROWS, RunBlocks, WIDTH, chunks, per_channel, total_of, total_of_group, with_last,
+};
 use super::vectors::{Work, widest};
 
 /// `Σ dy` and `Σ dy (x - mean)`, per channel.
@@ -47,13 +49,13 @@ impl<T: Element> GradientSums<'_, T> {
             let mean = self.mean[channel];
             for block in RunBlocks::of(self.grid) {
                 let (mut sums, mut products) = ([T::Wide::default(); LANES], [T::Wide::default(); LANES]);
-                block.each(|row, at, len| {
+                for (row, at, len) in block.pieces() {
                     let mut spares = [[MaybeUninit::uninit(); BLOCK]; 2];
                     let [spare, other] = &mut spares;
                     let values = T::wide(self.input.slice(row, channel, at, len), spare);
                     let gradients = T::wide(self.gradient.slice(row, channel, at, len), other);
                     (sums, products) = products_added(sums, products, values, gradients, mean);
-                });
+                }
                 total[0] += total_of(sums);
                 total[1] += total_of(products);
             }
@@ -103,18 +105,25 @@ fn products_added<W: Wide>(
     gradients: &[W],
     mean: W,
 ) -> ([W; LANES], [W; LANES]) {
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    let (gradient_chunks, gradient_rest) = gradients.as_chunks::<LANES>();
-    for (chunk, gradient) in chunks.iter().zip(gradient_chunks) {
+    let (value_chunks, value_octets, value_rest) = chunks(values);
+    let (gradient_chunks, gradient_octets, gradient_rest) = chunks(gradients);
+    for (values, gradients) in value_chunks.iter().zip(gradient_chunks) {
         for lane in 0..LANES {
-            sums[lane] = sums[lane] + gradient[lane];
-            products[lane] = products[lane] + gradient[lane] * (chunk[lane] - mean);
+            sums[lane] = sums[lane] + gradients[lane];
+            products[lane] = products[lane] + gradients[lane] * (values[lane] - mean);
         }
     }
-    let rest = rest.iter().zip(gradient_rest);
-    for ((sum, product), (value, gradient)) in sums.iter_mut().zip(&mut products).zip(rest) {
+    let (mut last_sums, mut last_products) = ([W::default(); OCTET], [W::default(); OCTET]);
+    for (values, gradients) in value_octets.iter().zip(gradient_octets) {
+        for lane in 0..OCTET {
+            last_sums[lane] = last_sums[lane] + gradients[lane];
+            last_products[lane] = last_products[lane] + gradients[lane] * (values[lane] - mean);
+        }
+    }
+    let rest = value_rest.iter().zip(gradient_rest);
+    for ((sum, product), (value, gradient)) in last_sums.iter_mut().zip(&mut last_products).zip(rest) {
         *sum = *sum + *gradient;
         *product = *product + *gradient * (*value - mean);
     }
-    (sums, products)
+    (with_last(sums, last_sums), with_last(products, last_products))
 }

@@ -13,7 +13,7 @@
 use crate::strided::Strided;
 
 /// From this length on, a run is worth its own loop.
-const LONG_RUN: usize = 128;
+const LONG_RUN: usize = 64;
 
 /// Below this length, a loop over a run is so slow that copying a tensor is faster.
 const SHORTEST_RUN: usize = 16;

@@ -9,7 +9,9 @@ use std::ops::Range;
 use super::element::{BLOCK, Element, Wide};
 use super::grid::{Grid, Operand, Walk};
 use super::map::repeat_each;
-use super::sums::{LANES, Pair, ROWS, RunBlocks, WIDTH, per_channel, total_of, total_of_group};
+use super::sums::{
+    LANES, OCTET, Pair, ROWS, RunBlocks, WIDTH, chunks, per_channel, total_of, total_of_group, with_last,
+};
 use super::vectors::{Work, widest};
 
 /// The mean and the sum of squares around it, per channel; zeros where there are no elements.
@@ -43,17 +45,17 @@ impl<T: Element> Statistics<'_, T> {
                 let weights = Weights::of(count, block.len());
                 count += block.len();
                 let mut sums = [T::Wide::default(); LANES];
-                block.each(|row, at, len| {
+                for (row, at, len) in block.pieces() {
                     let mut spare = [MaybeUninit::uninit(); BLOCK];
                     sums = added(sums, T::wide(self.input.slice(row, channel, at, len), &mut spare));
-                });
+                }
                 let center = T::Wide::from_f64(total_of(sums) / block.len() as f64);
                 let (mut sums, mut squares) = ([T::Wide::default(); LANES], [T::Wide::default(); LANES]);
-                block.each(|row, at, len| {
+                for (row, at, len) in block.pieces() {
                     let mut spare = [MaybeUninit::uninit(); BLOCK];
                     let values = T::wide(self.input.slice(row, channel, at, len), &mut spare);
                     (sums, squares) = deviations_added(sums, squares, values, center);
-                });
+                }
                 weights.merge(total, center.to_f64(), total_of(sums), total_of(squares));
             }
         }
@@ -154,16 +156,22 @@ impl Weights {
 /// `sums` with the values added, each to its lane.
 #[inline(always)]
 fn added<W: Wide>(mut sums: [W; LANES], values: &[W]) -> [W; LANES] {
-    let (chunks, rest) = values.as_chunks::<LANES>();
+    let (chunks, octets, rest) = chunks(values);
     for chunk in chunks {
         for lane in 0..LANES {
             sums[lane] = sums[lane] + chunk[lane];
         }
     }
-    for (sum, value) in sums.iter_mut().zip(rest) {
+    let mut last = [W::default(); OCTET];
+    for octet in octets {
+        for lane in 0..OCTET {
+            last[lane] = last[lane] + octet[lane];
+        }
+    }
+    for (sum, value) in last.iter_mut().zip(rest) {
         *sum = *sum + *value;
     }
-    sums
+    with_last(sums, last)
 }
 
 /// `sums` and `squares` with the deviations from `center` added, each to its lane.
@@ -174,7 +182,7 @@ fn deviations_added<W: Wide>(
     values: &[W],
     center: W,
 ) -> ([W; LANES], [W; LANES]) {
-    let (chunks, rest) = values.as_chunks::<LANES>();
+    let (chunks, octets, rest) = chunks(values);
     for chunk in chunks {
         for lane in 0..LANES {
             let deviation = chunk[lane] - center;
@@ -182,12 +190,20 @@ fn deviations_added<W: Wide>(
             squares[lane] = squares[lane] + deviation * deviation;
         }
     }
-    for ((sum, square), value) in sums.iter_mut().zip(&mut squares).zip(rest) {
+    let (mut last_sums, mut last_squares) = ([W::default(); OCTET], [W::default(); OCTET]);
+    for octet in octets {
+        for lane in 0..OCTET {
+            let deviation = octet[lane] - center;
+            last_sums[lane] = last_sums[lane] + deviation;
+            last_squares[lane] = last_squares[lane] + deviation * deviation;
+        }
+    }
+    for ((sum, square), value) in last_sums.iter_mut().zip(&mut last_squares).zip(rest) {
         let deviation = *value - center;
         *sum = *sum + deviation;
         *square = *square + deviation * deviation;
     }
-    (sums, squares)
+    (with_last(sums, last_sums), with_last(squares, last_squares))
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use super::parallel::{TASK, for_each_chunk};
 /// Independent sums of one run: four AVX2 registers of f32.
 pub(super) const LANES: usize = 32;
 
+/// Lanes for what does not fill [`LANES`], such as a map of 4x4.
+pub(super) const OCTET: usize = 8;
+
 /// Columns that are summed side by side.
 pub(super) const WIDTH: usize = 512;
 
@@ -87,15 +90,56 @@ impl RunBlock {
         self.rows.len() * self.columns.len()
     }
 
-    /// Calls `visit` with row, position and length of each piece, none longer than [`BLOCK`].
+    /// Row, position and length of each piece, none longer than [`BLOCK`].
+    ///
+    /// An iterator, for the body of a loop is compiled with it, whereas a closure may stay a function for narrow vectors.
     #[inline(always)]
-    pub(super) fn each(&self, mut visit: impl FnMut(usize, usize, usize)) {
-        for row in self.rows.clone() {
-            for at in self.columns.clone().step_by(BLOCK) {
-                visit(row, at, BLOCK.min(self.columns.end - at));
-            }
-        }
+    pub(super) fn pieces(&self) -> Pieces<'_> {
+        Pieces { block: self, row: self.rows.start, at: self.columns.start }
     }
+}
+
+pub(super) struct Pieces<'a> {
+    block: &'a RunBlock,
+    row: usize,
+    at: usize,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = (usize, usize, usize);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        let RunBlock { rows, columns } = self.block;
+        if self.row >= rows.end {
+            return None;
+        }
+        let piece = (self.row, self.at, BLOCK.min(columns.end - self.at));
+        self.at += BLOCK;
+        if self.at >= columns.end {
+            self.at = columns.start;
+            self.row += 1;
+        }
+        Some(piece)
+    }
+}
+
+/// The values in chunks of lengths that the compiler knows, and the few that are left.
+#[inline(always)]
+pub(super) fn chunks<W>(values: &[W]) -> (&[[W; LANES]], &[[W; OCTET]], &[W]) {
+    let (chunks, rest) = values.as_chunks();
+    let (octets, rest) = rest.as_chunks();
+    (chunks, octets, rest)
+}
+
+/// `sums` with those of the last, incomplete chunk, which have lanes of their own: one loop of unknown length over the
+/// lanes, and the compiler keeps them all in memory instead of registers.
+#[inline(always)]
+pub(super) fn with_last<W: Wide>(mut sums: [W; LANES], last: [W; OCTET]) -> [W; LANES] {
+    for lane in 0..OCTET {
+        sums[lane] = sums[lane] + last[lane];
+    }
+    sums
 }
 
 /// The sum over all lanes.
