@@ -13,7 +13,8 @@
 //!     let loss = model.forward(batch).powi_scalar(2).mean();
 //!     average.add(&model, GradientsParams::from_grads(loss.backward(), &model));
 //!     if let Pass::Last { .. } = window.next(index + 1 == count) {
-//!         model = optimizer.step(0.1, model, average.take(&model)?);
+//!         let gradients = average.take(&model)?;
+//!         model = optimizer.step(0.1, model, gradients);
 //!     }
 //! }
 //! # Ok(model)
