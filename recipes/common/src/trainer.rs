@@ -166,7 +166,9 @@ impl Trainer {
         batches: &mut Batches,
         model: ResNet,
     ) -> Result<(ResNet, Stepped)> {
-        let lr = self.schedule.rate(self.steps);
+        // The schedule counts what changed the weights, so that skipped steps at the start do not eat the warm-up.
+        let skipped = self.mixed_precision.skipped_steps().unwrap_or(0) as usize;
+        let lr = self.schedule.rate(self.steps - skipped);
         let mut breakdown = StepBreakdown { data: data_seconds, ..Default::default() };
         let mut losses = Vec::with_capacity(self.run.config.accumulate);
         let mut window = Accumulation::new(self.run.config.accumulate);
