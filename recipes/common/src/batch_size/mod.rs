@@ -25,7 +25,7 @@ enum Probe {
 }
 
 /// How long the steps of one trial may take.
-const TIME_LIMIT: Duration = Duration::from_secs(600);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 const SIGKILL: i32 = 9;
 
