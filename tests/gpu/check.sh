@@ -68,7 +68,8 @@ PYTHON
 }
 theirs() {
     [[ -n $peer_python ]] || return 0
-    timeout 300 "$peer_python" tests/gpu/peer_train.py "$1" "$model" "$device" "$batch_size" "$image_size" "$steps"
+    timeout 300 "$peer_python" tests/gpu/peer_train.py "$1" "$model" "$device" "$batch_size" "$image_size" "$steps" ||
+        printf '{"side": "torch", "precision": "%s", "failed": true}\n' "$1"
 }
 
 [[ -n $peer_python ]] || skip "PyTorch on the same GPU" "no --peer-python"
@@ -97,3 +98,7 @@ for side in dict.fromkeys(side for side, _ in rates):
     print(f"| {side} | " + " | ".join(cells) + " |")
 PYTHON
 echo "results in $out" >&2
+if grep -q '"failed"' "$out/results.jsonl"; then
+    echo "check.sh: a run failed; its log is in $out" >&2
+    exit 1
+fi

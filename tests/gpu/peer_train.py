@@ -12,8 +12,8 @@ precision, name, device = sys.argv[1:4]
 batch, size, steps = map(int, sys.argv[4:7])
 dtype = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}[precision]
 torch.backends.cudnn.benchmark = True
-# Both sides multiply f32 in f32.
-torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+# CubeCL's autotuner takes TF32 for f32 where the GPU has it, so both sides may.
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 model = torchvision.models.get_model(name, num_classes=10).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)

@@ -69,5 +69,5 @@ pub use config::{LaunchConfig, RankOutput};
 pub use cores::{NprocPerNode, threads_per_rank, visible_gpu_count};
 pub use error::LaunchError;
 pub use outcome::{Ending, Failure, Outcome, RankEnd};
-pub use report::{ErrorReport, install_panic_hook, report_consequence, report_error};
+pub use report::{ERROR_FILE_VARIABLE, ErrorReport, install_panic_hook, report_consequence, report_error};
 pub use run::run;

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Names the file of a rank's [`ErrorReport`]; the launcher sets it for each rank.
-pub(super) const ERROR_FILE_VARIABLE: &str = "BURN_NCCL_ERROR_FILE";
+pub const ERROR_FILE_VARIABLE: &str = "BURN_NCCL_ERROR_FILE";
 
 /// The launcher reads no more of a report than this.
 const MAX_REPORT_BYTES: u64 = 1 << 20;

@@ -127,9 +127,11 @@ fn run_rank(
         if options.find_batch_size { batch_size::find(config.batch_size)? } else { config.batch_size };
 
     let timeout = Duration::from_secs_f64(distributed.timeout_seconds);
+    // Another rank may still be searching.
+    let searching = if options.find_batch_size { batch_size::TIME_LIMIT } else { Duration::ZERO };
     let group = ProcessGroup::connect(
         environment,
-        GroupOptions::default().with_timeout(timeout).with_connect_timeout(timeout),
+        GroupOptions::default().with_timeout(timeout).with_connect_timeout(timeout + searching),
     )
     .map_err(|error| RecipeError::group("the ranks did not find each other", error))?;
     if options.find_batch_size {

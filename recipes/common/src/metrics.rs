@@ -15,7 +15,7 @@ pub struct StepRecord {
     pub step: usize,
     /// The epoch it is in, counted from 1.
     pub epoch: usize,
-    /// The training loss, the mean over all ranks.
+    /// The training loss, the mean over all ranks; `null` in JSON where it is not finite, in a skipped step.
     pub loss: f64,
     /// The learning rate of the step.
     pub lr: f64,
@@ -31,7 +31,7 @@ pub struct StepRecord {
     /// Whether gradients overflowed and the weights were left alone, where gradients are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<bool>,
-    /// The global norm of the gradient before clipping, where it is clipped.
+    /// The global norm of the gradient before clipping, where it is clipped; `null` where it is not finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
 }
@@ -161,7 +161,7 @@ pub struct Summary {
     pub images_per_second: f64,
     /// Median duration of a step on rank 0.
     pub step_seconds_median: f64,
-    /// Mean loss over ranks of the last step.
+    /// Mean loss over ranks of the last step whose loss is finite.
     pub train_loss_final: f64,
     /// The loss scale at the end, where gradients are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]

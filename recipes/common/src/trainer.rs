@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn_nccl::accumulation::{Accumulation, Pass};
 use burn_nccl::amp::{Precision, widen};
 use burn_nccl_datasets::{Batch, Batches};
-use burn_nccl_models::ResNet;
+use burn_nccl_models::{ResNet, Stem};
 
 use crate::config::RunConfig;
 use crate::error::{ErrorKind, RecipeError, Result};
@@ -64,9 +64,10 @@ impl Trainer {
     /// Prepares to train `model`.
     ///
     /// # Errors
-    /// Where the device cannot compute in the precision that is asked for.
+    /// Where the device cannot compute in the precision that is asked for, or a batch is too small to normalise.
     pub(crate) fn new(run: Run, model: &ResNet) -> Result<Self> {
         let config = &run.config;
+        check_statistics(config, run.parallel.world_size())?;
         // A shorter window ends each epoch whose batches do not come out even.
         let steps_per_epoch = run.train.num_batches().div_ceil(config.accumulate);
         let total_steps = (config.epochs * steps_per_epoch).min(config.max_steps.unwrap_or(usize::MAX));
@@ -165,7 +166,9 @@ impl Trainer {
         batches: &mut Batches,
         model: ResNet,
     ) -> Result<(ResNet, Stepped)> {
-        let lr = self.schedule.rate(self.steps);
+        // The schedule counts what changed the weights, so that skipped steps at the start do not eat the warm-up.
+        let skipped = self.mixed_precision.skipped_steps().unwrap_or(0) as usize;
+        let lr = self.schedule.rate(self.steps - skipped);
         let mut breakdown = StepBreakdown { data: data_seconds, ..Default::default() };
         let mut losses = Vec::with_capacity(self.run.config.accumulate);
         let mut window = Accumulation::new(self.run.config.accumulate);
@@ -337,6 +340,29 @@ fn timed<T>(seconds: &mut f64, run: impl FnOnce() -> T) -> T {
     let output = run();
     *seconds += started.elapsed().as_secs_f64();
     output
+}
+
+/// Refuses a batch of one image that the last stage sees as one pixel: normalised, a single value is zero.
+fn check_statistics(config: &RunConfig, world_size: usize) -> Result<()> {
+    let (images, remedy) = match config.norm() {
+        Norm::SyncBatch => (config.batch_size * world_size, "use --batch-size 2 or more"),
+        Norm::Batch if world_size > 1 => {
+            (config.batch_size, "use --batch-size 2 or more, or --norm sync-batch")
+        }
+        Norm::Batch => (config.batch_size, "use --batch-size 2 or more"),
+    };
+    let halvings = match config.stem {
+        Stem::Cifar => 3,
+        Stem::ImageNet => 5,
+    };
+    if images > 1 || config.image_size > 1 << halvings {
+        return Ok(());
+    }
+    Err(RecipeError::failure(
+        "cannot train on one image at a time",
+        "its last feature map has one pixel, and batch normalisation of one value per channel leaves nothing of it",
+        remedy,
+    ))
 }
 
 /// Images below which the mean and variance of a batch are too noisy to normalise with.

@@ -73,6 +73,9 @@ fn a_scale_that_overflows_skips_steps_and_comes_down() {
         assert!((found / expected - 1.0).abs() < 1e-6, "{scales:?}");
     }
     assert!(place.steps().iter().all(|step| step["skipped"] == true && step["loss"].is_number()));
+    // The warm-up waits for a step that counts.
+    let rates: Vec<f64> = place.steps().iter().map(|step| step["lr"].as_f64().unwrap()).collect();
+    assert!(rates[0] > 0.0 && rates.iter().all(|&rate| rate == rates[0]), "{rates:?}");
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn an_unreadable_image_ends_all_ranks_and_is_named() {
     let place = Place::new();
     let data = place.images(&["a/1.png", "b/1.png"], &["a/1.png", "b/1.png"]);
     fs::write(place.path("images/train/b/1.png"), b"not a picture").unwrap();
-    let output = place.run(&["--data", &data, "--image-size", "8", "--batch-size", "1"]);
+    let output = place.run(&["--data", &data, "--image-size", "16", "--batch-size", "1"]);
     let stderr = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(

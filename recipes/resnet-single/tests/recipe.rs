@@ -1,7 +1,8 @@
 //! The built recipe, run as a user runs it.
 
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
@@ -43,6 +44,44 @@ fn options_of_the_recipe_with_ranks_are_unknown() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("unexpected argument '--wire'"), "{stderr}");
+}
+
+fn one_image_at_a_time(args: &[&str], error_file: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_recipe-resnet-single"))
+        .args(["--device", "cpu", "--model", "resnet18", "--progress", "none", "--batch-size", "1"])
+        .args(args)
+        .env("BURN_NCCL_ERROR_FILE", error_file)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn one_image_at_a_time_is_refused_where_batch_norm_would_see_one_value() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let out_arg = format!("--out={}", out.display());
+    let output = one_image_at_a_time(&[&out_arg, "--max-steps=1"], &folder.path().join("error.json"));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("--batch-size 2") && !stderr.contains("panicked"), "{stderr}");
+    assert!(!out.exists());
+    // The last stage of a larger image has more than one pixel.
+    let larger = one_image_at_a_time(
+        &[&out_arg, "--max-steps=1", "--image-size=9"],
+        &folder.path().join("other.json"),
+    );
+    assert!(larger.status.success(), "{}", String::from_utf8_lossy(&larger.stderr));
+}
+
+#[test]
+fn a_launcher_learns_the_error_of_the_rank_and_not_that_of_a_trial() {
+    let folder = tempfile::tempdir().unwrap();
+    let error_file = folder.path().join("error.json");
+    let output = one_image_at_a_time(&["--find-batch-size"], &error_file);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("cannot find a batch size") && stderr.contains("one pixel"), "{stderr}");
+    let report: Value = serde_json::from_slice(&fs::read(error_file).unwrap()).unwrap();
+    assert!(report["message"].as_str().unwrap().contains("cannot find a batch size"), "{report}");
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use burn_nccl::launch::ERROR_FILE_VARIABLE;
+
 use crate::error::{RecipeError, Result, split_remedy};
 
 /// How a process that tried a batch size ended.
@@ -23,16 +25,21 @@ enum Probe {
 }
 
 /// How long the steps of one trial may take.
-const TIME_LIMIT: Duration = Duration::from_secs(600);
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(600);
 
 const SIGKILL: i32 = 9;
 
-/// Where a launcher expects the error of a rank; the errors of trials are not to be taken for it.
-const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
-
 /// What backends, allocators and drivers write when memory is short.
-const SIGNS: [&str; 6] =
-    ["out of memory", "outofmemory", "out_of_memory", "memory allocation of", "cannot allocate", "bad_alloc"];
+const SIGNS: [&str; 8] = [
+    "out of memory",
+    "out of device memory",
+    "outofmemory",
+    "out_of_memory",
+    "memory allocation of",
+    "cannot allocate",
+    "can't allocate",
+    "bad_alloc",
+];
 
 /// The largest divisor of `wanted` of which this program can train two steps; a smaller divisor is at most half of
 /// the one before. Only divisors, so that accumulation restores the global batch exactly.
@@ -79,7 +86,8 @@ fn probe(batch_size: usize) -> Result<Probe> {
         let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
         args.push(format!("--probe-batch-size={batch_size}").into());
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(args).env_remove(ERROR_FILE);
+        // Its first error would be taken for the rank's.
+        command.args(args).env_remove(ERROR_FILE_VARIABLE);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         wait(child)
     };
@@ -191,6 +199,14 @@ mod tests {
         assert_eq!(verdict(killed_by(6), "memory allocation of 805306368 bytes failed"), Probe::OutOfMemory);
         let panic = "thread 'main' panicked at x.rs:1:\nCUDA_ERROR_OUT_OF_MEMORY, \"out of memory\"";
         assert_eq!(verdict(ended(101), panic), Probe::OutOfMemory);
+        // CubeCL's three errors of an allocation.
+        for text in [
+            "out of device memory allocating 805306368 bytes",
+            "can't allocate buffer of size: 805306368",
+            "Can't allocate 805306368 bytes: every page size the memory tracks still holds live allocations",
+        ] {
+            assert_eq!(verdict(ended(101), text), Probe::OutOfMemory, "{text}");
+        }
         let stderr = "error: cannot open the images\ncause: /x does not exist\nhelp:  check --data\n";
         assert_eq!(verdict(ended(1), stderr), Probe::Failed("/x does not exist; check --data".into()));
         assert!(matches!(verdict(killed_by(11), ""), Probe::Failed(text) if text.contains("signal")));
