@@ -416,8 +416,7 @@ pub enum Error {
     },
     /// The state of a disabled scaler, or of none.
     #[error(
-        "the state of the gradient scaler is empty or lacks one of scale, growth_factor, backoff_factor, \
-         growth_interval and _growth_tracker; it was saved with scaling disabled, so start this run without it"
+        "the state of the gradient scaler is empty: it was saved with scaling disabled; start this run without it"
     )]
     EmptyScalerState,
     /// A gradient in a type that cannot hold its unscaled value.
@@ -448,6 +447,12 @@ pub enum Error {
     LossScaleMismatch {
         /// Each rank's scale.
         ranks: String,
+    },
+    /// A limit that no gradient could keep.
+    #[error("the limit of the gradient's norm is {max_norm}; set max_norm to a number above 0")]
+    InvalidMaxNorm {
+        /// The limit.
+        max_norm: f64,
     },
     /// Gradients whose norm is not finite.
     #[error(

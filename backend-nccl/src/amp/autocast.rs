@@ -8,7 +8,8 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{Precision, check, plan};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::group::ProcessGroup;
 
 /// Options of [`Autocast`].
 #[derive(Config, Debug, PartialEq)]
@@ -89,6 +90,27 @@ impl Autocast {
             Some(dtype) => check::check(&plan.containers, dtype, self.precision(), device),
             None => Ok(()),
         }
+    }
+
+    /// Compares the policy with those of the other ranks, at the start. Gradients are f32 under every policy, so that
+    /// nothing later would tell that one rank trains in another precision.
+    ///
+    /// # Errors
+    /// [`Error::ModelMismatch`] on all ranks, where the policies differ; what [`ProcessGroup::all_gather_bytes`] returns.
+    pub fn check_ranks(&self, group: &ProcessGroup) -> Result<()> {
+        let policies = group.all_gather_bytes(self.description().as_bytes())?;
+        let Some(rank) = policies.iter().position(|policy| *policy != policies[0]) else { return Ok(()) };
+        let [own, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&policies[rank]));
+        Err(Error::ModelMismatch {
+            rank,
+            differences: format!("its autocast policy is {own}, that of rank 0 {first}"),
+        })
+    }
+
+    fn description(&self) -> String {
+        let paths = &self.config.full_precision_paths;
+        let kept = if paths.is_empty() { "nothing".into() } else { paths.join(", ") };
+        format!("{} with {kept} in full precision", self.precision())
     }
 }
 

@@ -10,11 +10,13 @@ use burn::nn::conv::{
     Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
     ConvTranspose3dConfig,
 };
+use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{
     EmbeddingConfig, GroupNormConfig, Initializer, InstanceNormConfig, LayerNormConfig, LinearConfig,
     PReluConfig, RmsNormConfig,
 };
-use burn::tensor::activation::relu;
+use burn::tensor::activation::{relu, softmax};
+use burn::tensor::module::adaptive_avg_pool2d;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use super::{Autocast, Precision, widen};
@@ -38,7 +40,7 @@ pub(super) fn check(
         let op = probes.peek().map_or(ELEMENTWISE.op, |probe| probe.op);
         return Err(unsupported(op, "the backend has no arithmetic in that type".into()));
     }
-    for probe in probes.chain([&ELEMENTWISE]) {
+    for probe in probes.chain(&WITHOUT_PARAMETERS) {
         probe.try_on(precision, &device).map_err(|cause| unsupported(probe.op, cause))?;
     }
     Ok(())
@@ -131,8 +133,32 @@ static PROBES: [Probe; 13] = [
     Probe { container: "Struct:Embedding", op: "embedding", run: embedding },
 ];
 
-/// What every model needs, whatever its layers: the casts themselves, and ops that follow the type of their input.
-static ELEMENTWISE: Probe = Probe {
+/// What models need whatever their parameters say: the casts themselves, and ops that follow the type of their input.
+static WITHOUT_PARAMETERS: [Probe; 4] = [
+    ELEMENTWISE,
+    Probe {
+        container: "",
+        op: "max_pool2d",
+        run: |autocast, device| {
+            let pool = MaxPool2dConfig::new([2, 2]).init();
+            values(autocast, ramp([1, 2, 4, 4], device), |input| pool.forward(input))
+        },
+    },
+    Probe {
+        container: "",
+        op: "avg_pool2d",
+        run: |autocast, device| {
+            values(autocast, ramp([1, 2, 4, 4], device), |input| adaptive_avg_pool2d(input, [2, 2]))
+        },
+    },
+    Probe {
+        container: "",
+        op: "softmax",
+        run: |autocast, device| values(autocast, ramp([2, 4], device), |input| softmax(input, 1)),
+    },
+];
+
+const ELEMENTWISE: Probe = Probe {
     container: "",
     op: "matmul",
     run: |autocast, device| {
@@ -213,7 +239,7 @@ mod tests {
     fn a_probe_passes_or_says_why_not() {
         let device = Device::flex().autodiff();
         for precision in Precision::ALL {
-            for probe in PROBES.iter().chain([&ELEMENTWISE]) {
+            for probe in PROBES.iter().chain(&WITHOUT_PARAMETERS) {
                 assert_eq!(probe.try_on(precision, &device), Ok(()), "{}", probe.op);
             }
         }

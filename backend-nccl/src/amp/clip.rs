@@ -27,7 +27,7 @@ const EPSILON: f64 = 1e-6;
 /// Source: `torch.nn.utils.clip_grad_norm_`.
 #[derive(Config, Debug, PartialEq)]
 pub struct ClipGradNormConfig {
-    /// The largest norm that gradients keep.
+    /// The largest norm that gradients keep; above 0.
     pub max_norm: f64,
     /// Which norm.
     #[config(default = "GradientNorm::L2")]
@@ -44,7 +44,7 @@ impl ClipGradNormConfig {
     /// every rank must call. In data-parallel training all ranks have the whole gradients, and `shards` is `None`.
     ///
     /// # Errors
-    /// [`Error::NonFiniteNorm`] if asked for, on all ranks; what the collective returns.
+    /// [`Error::InvalidMaxNorm`]; [`Error::NonFiniteNorm`] if asked for, on all ranks; what the collective returns.
     pub fn clip<M: Module>(
         &self,
         model: &M,
@@ -52,6 +52,10 @@ impl ClipGradNormConfig {
         shards: Option<&ProcessGroup>,
     ) -> Result<(GradientsParams, f64)> {
         backends::check()?;
+        // A negative limit would turn the gradients around.
+        if self.max_norm.is_nan() || self.max_norm <= 0.0 {
+            return Err(Error::InvalidMaxNorm { max_norm: self.max_norm });
+        }
         let mut visitor =
             Norms { norm: self.norm, gradients: &gradients, seen: HashSet::new(), norms: Vec::new() };
         model.visit(&mut visitor);

@@ -43,6 +43,8 @@
 //!   `GradientsParams::from_grads(scaler.scale(loss).backward(), &model)`: of `model`, whose parameters are the leaves.
 //! - **With burn-train**: `DdpStrategy::with_autocast`.
 //! - **In bf16**, leave the scaler out: bf16 has the range of f32.
+//! - **A skipped step** leaves parameters, momentum and, under burn-train and in the recipes, the learning rate schedule
+//!   alone. Running statistics have moved by then, with the forward pass, as in PyTorch.
 //! - **Without clipping**, leave `unscale` out: `step` does it.
 //! - **Clipping before unscaling** would compare the threshold with gradients 65536 times too large.
 //! - **On many ranks**, [`GradScaler::with_group`] makes all of them skip together.

@@ -34,7 +34,8 @@ const fn rule(op: &'static str, torch: &'static str, class: OpClass) -> OpRule {
 /// pass must [`widen`](super::widen) for: Burn has no dispatch hook in which a library could do it.
 ///
 /// Source: `ATen/autocast_mode.h`, the macros `AT_FORALL_LOWER_PRECISION_FP`, `AT_FORALL_FP32` and
-/// `AT_FORALL_FP32_SET_OPT_DTYPE`; an op in none of them runs in the type of its input.
+/// `AT_FORALL_FP32_SET_OPT_DTYPE`; an op in none of them runs in the type of its input. Torch promotes the operands of a
+/// few more to the widest of them (`cross`, `dot`, `grid_sampler`, `scatter_add`), which Burn does of none.
 pub const OPS: &[OpRule] = &[
     rule("conv1d", "conv1d", OpClass::Half),
     rule("conv2d", "conv2d", OpClass::Half),

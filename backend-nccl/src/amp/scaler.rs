@@ -80,14 +80,54 @@ pub struct ScaleState {
 }
 
 /// What a checkpoint keeps of a [`GradScaler`](super::GradScaler): nothing of a disabled one, which serialises as an
-/// empty map.
-///
-/// A map that lacks a key reads as an empty one, which an enabled scaler refuses to load.
+/// empty map. A map with some of the keys is no state, and reading it names the key that is missing or wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "PartialState")]
 pub struct GradScalerState {
     /// The numbers, of an enabled scaler.
     #[serde(flatten)]
     pub scaling: Option<ScaleState>,
+}
+
+/// [`GradScalerState`] as it may have been written: serde's `flatten` would take any fault for an empty map.
+#[derive(Deserialize)]
+struct PartialState {
+    scale: Option<f32>,
+    growth_factor: Option<f64>,
+    backoff_factor: Option<f64>,
+    growth_interval: Option<u32>,
+    #[serde(rename = "_growth_tracker")]
+    growth_tracker: Option<u32>,
+}
+
+impl TryFrom<PartialState> for GradScalerState {
+    type Error = String;
+
+    fn try_from(state: PartialState) -> std::result::Result<Self, String> {
+        let PartialState { scale, growth_factor, backoff_factor, growth_interval, growth_tracker } = state;
+        let present = [
+            ("scale", scale.is_some()),
+            ("growth_factor", growth_factor.is_some()),
+            ("backoff_factor", backoff_factor.is_some()),
+            ("growth_interval", growth_interval.is_some()),
+            ("_growth_tracker", growth_tracker.is_some()),
+        ];
+        if present.iter().all(|(_, is_present)| !is_present) {
+            return Ok(Self { scaling: None });
+        }
+        let missing = present.iter().find(|(_, is_present)| !is_present).map_or("", |(key, _)| key);
+        let scaling = (|| {
+            Some(ScaleState {
+                scale: scale?,
+                growth_factor: growth_factor?,
+                backoff_factor: backoff_factor?,
+                growth_interval: growth_interval?,
+                growth_tracker: growth_tracker?,
+            })
+        })();
+        let scaling = scaling.ok_or_else(|| format!("the state of the gradient scaler lacks `{missing}`"))?;
+        Ok(Self { scaling: Some(scaling) })
+    }
 }
 
 /// What an update did to the scale.

@@ -134,7 +134,10 @@ fn gather<B: CollectiveBackend>(
 ) -> Result<Statistics> {
     let channels = mean.shape()[0];
     // One tensor, so that a GPU is waited for once.
-    let data = host::read::<B>(B::float_cat(vec![mean, squares], 0))?;
+    let data = host::read::<B>(B::float_cat(vec![mean, squares], 0)).inspect_err(|error| {
+        // The other ranks wait for statistics that this one will not send.
+        call.group.abort(&format!("rank {} failed in a batch norm: {error}", call.group.rank()));
+    })?;
     let mut mean: Vec<f64> = data.iter::<f64>().collect();
     let squares = mean.split_off(channels);
     let send = Statistics { count, mean, squares }.to_wire();

@@ -31,7 +31,8 @@ pub enum UnevenInputs {
     /// All ranks have the same number of batches, as `DistributedSampler` sees to. Nothing is exchanged.
     Even,
     /// Ranks tell each other in each step whether they still have data; a difference is an error on all ranks.
-    /// PyTorch: `join(throw_on_early_termination=True)`.
+    /// PyTorch: `join(throw_on_early_termination=True)`. With a connected [`SyncBatchNorm`](crate::SyncBatchNorm) in a
+    /// loop of your own the ranks with data are in its forward pass by then, and the error is a mismatch of collectives.
     Strict,
     /// Ranks without data take part with zeros; the mean is over the ranks that still have data.
     JoinActive,
@@ -72,11 +73,7 @@ impl DdpConfig {
             let option = format!("UnevenInputs::{:?}", self.uneven_inputs);
             let reason =
                 "a rank without data runs no forward pass, so that the others would wait for its statistics";
-            return refuse(
-                option,
-                reason,
-                "give all ranks equally many batches and set UnevenInputs::Even or Strict",
-            );
+            return refuse(option, reason, "give all ranks equally many batches and set UnevenInputs::Even");
         }
         if self.unused_parameters == UnusedParameters::Allow && self.overlap {
             let option = "UnusedParameters::Allow with overlap".to_string();

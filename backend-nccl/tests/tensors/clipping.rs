@@ -174,3 +174,13 @@ fn the_norm_of_a_large_gradient_is_as_exact_as_f32_allows() {
     let (_, total) = ClipGradNormConfig::new(1e9).clip(&layer, gradients, None).unwrap();
     assert_close(&[total as f32], &[100.0], 1e-6);
 }
+
+#[test]
+fn a_limit_that_no_gradient_could_keep_is_refused() {
+    let device = Device::flex().autodiff();
+    for max_norm in [0.0, -1.0, f64::NAN] {
+        let (model, gradients) = single([3.0, 4.0], &device);
+        let clipped = ClipGradNormConfig::new(max_norm).clip(&model, gradients, None);
+        assert!(matches!(clipped, Err(Error::InvalidMaxNorm { .. })), "{max_norm}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 
 use serde_json::Value;
 
@@ -88,13 +88,20 @@ fn a_launcher_learns_the_error_of_the_rank_and_not_that_of_a_trial() {
 fn a_batch_that_does_not_fit_is_made_smaller_and_the_global_batch_kept() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    // 64 images of 32x32 take 850 MB, 4 take 450 MB. Threads reserve address space of their own, so one is enough.
+    let program = env!("CARGO_BIN_EXE_recipe-resnet-single");
+    let options = ["--device", "cpu", "--model", "resnet18", "--workers", "0", "--image-size", "32"];
+    // Threads reserve address space of their own, so one is enough.
+    let environment = [("MALLOC_ARENA_MAX", "1"), ("RAYON_NUM_THREADS", "1")];
+
+    // Twice the layers' outputs for 8 images, but not eight times: 64 images do not fit, and some fraction does.
+    let small = Command::new(program).args(options).arg("--probe-batch-size=8").envs(environment).spawn();
+    let limit_kib = peak_address_space_kib(small.unwrap()) * 6 / 5;
     let output = Command::new("sh")
-        .args(["-c", "ulimit -v 620000 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_recipe-resnet-single")])
-        .args(["--device", "cpu", "--model", "resnet18", "--progress", "plain", "--workers", "0"])
-        .args(["--image-size", "32", "--batch-size", "64", "--find-batch-size", "--max-steps", "1"])
+        .args(["-c", &format!("ulimit -v {limit_kib} && exec \"$0\" \"$@\""), program])
+        .args(options)
+        .args(["--batch-size", "64", "--find-batch-size", "--max-steps", "1", "--progress", "plain"])
         .args(["--out", out.to_str().unwrap()])
-        .envs([("MALLOC_ARENA_MAX", "1"), ("RAYON_NUM_THREADS", "1")])
+        .envs(environment)
         .output()
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -105,4 +112,17 @@ fn a_batch_that_does_not_fit_is_made_smaller_and_the_global_batch_kept() {
     assert!(number("batch_size") < 64);
     assert_eq!(number("batch_size") * number("accumulate"), 64);
     assert_eq!((number("global_batch_size"), number("steps")), (64, 1));
+}
+
+/// The most address space that `child` had, as the system counts it, until its end.
+fn peak_address_space_kib(mut child: Child) -> u64 {
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:"));
+        let now = line.and_then(|line| line.trim().strip_suffix(" kB")).map_or(0, |kib| kib.parse().unwrap());
+        peak = peak.max(now);
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    peak
 }

@@ -121,6 +121,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
 
         let outcome = (|| {
             self.autocast.check(&learner.model(), &device)?;
+            self.autocast.check_ranks(&self.group)?;
             let (mut ddp, model) = DistributedDataParallel::new(learner.model(), &self.group, &self.config)?;
             // The learner keeps its own module and takes values only, so its layers are connected here.
             sync_batch_norm::connecting(&self.group, || learner.load_model(model.into_record()));

@@ -1,7 +1,8 @@
 //! A trial: two training steps with a batch size, in the process that may not survive them.
 
+use std::os::unix::process::parent_id;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn_nccl::{Environment, ProcessGroup};
 
@@ -28,6 +29,7 @@ pub(crate) fn run(
 ) -> Result<ExitCode> {
     let started = Instant::now();
     volunteer();
+    end_with_the_parent();
     let (rank, world_size) = environment.map_or((0, 1), |here| (here.rank, here.world_size));
     let (local_rank, local_world_size) =
         environment.map_or((0, 1), |here| (here.local_rank, here.local_world_size));
@@ -55,4 +57,15 @@ pub(crate) fn run(
 fn volunteer() {
     // Without the file, the system chooses by itself.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+}
+
+/// Ends this process when the rank that started it is gone: nobody else would.
+fn end_with_the_parent() {
+    let parent = parent_id();
+    std::thread::spawn(move || {
+        while parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        std::process::exit(1);
+    });
 }
