@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! cargo build --release --workspace --bins
-//! cargo bench -p burn-nccl-tests --bench accuracy -- norm|precision PROGRAMS-FOLDER [PICTURE.svg]
+//! cargo bench --workspace --bench accuracy -- norm|precision PROGRAMS-FOLDER [PICTURE.svg]
 //! ```
+//!
+//! Cargo runs a bench in its package's folder, so give whole paths.
 //!
 //! Prints a table in Markdown, and draws the test accuracy after each epoch.
 
