@@ -184,6 +184,11 @@ pub trait CollectiveBackend: Backend {
         composed::input_gradient::<Self>(x, gradient, [mean, scale, mean_gradient, slope])
     }
 
+    /// The elements of `tensor` in `dtype`. Adjoint: the gradient in the type of `tensor`.
+    fn cast_float(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        Self::float_cast(tensor, dtype)
+    }
+
     /// `gradient * factor`, and an f32 tensor of one element that is 0 if every element of the product is finite and
     /// anything else if not. Nothing is read to the host.
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {

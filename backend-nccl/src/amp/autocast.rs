@@ -7,6 +7,7 @@ use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 
+use super::convert::cast_to;
 use super::{Precision, check, plan};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
@@ -73,7 +74,7 @@ impl Autocast {
     /// Input and output `[..]`.
     pub fn input<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         match self.precision().half() {
-            Some(dtype) if plan::is_castable(tensor.dtype()) => tensor.cast(dtype),
+            Some(dtype) if plan::is_castable(tensor.dtype()) => cast_to(tensor, dtype),
             _ => tensor,
         }
     }
@@ -132,7 +133,7 @@ impl ModuleMapper for CastMapper {
         let cast = match done {
             Some(cast) => cast.clone(),
             None => {
-                let cast = param.base().cast(self.dtype);
+                let cast = cast_to(param.base(), self.dtype);
                 self.done.insert(id, Box::new(cast.clone()));
                 cast
             }

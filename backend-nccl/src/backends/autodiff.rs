@@ -7,7 +7,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, TensorMetadata};
-use burn::tensor::Slice;
+use burn::tensor::{FloatDType, Slice};
 
 use super::autodiff_batch_norm;
 use crate::hook::GradientHook;
@@ -93,6 +93,16 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         autodiff_batch_norm::record::<B, C>(x, gamma, beta, &settings)
     }
 
+    fn cast_float(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let own = tensor.dtype().into();
+        let (input, guard) = tensor.into_parts();
+        let output = B::cast_float(input, dtype);
+        match CastFloat.prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(own, output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (scaled, check) = B::scale_gradient(gradient.into_primitive(), factor);
         (FloatTensor::<Self>::new(scaled), FloatTensor::<Self>::new(check))
@@ -100,6 +110,18 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
 
     fn gradient_norm(gradient: FloatTensor<Self>, norm: GradientNorm) -> FloatTensor<Self> {
         FloatTensor::<Self>::new(B::gradient_norm(gradient.into_primitive(), norm))
+    }
+}
+
+#[derive(Debug)]
+struct CastFloat;
+
+impl<B: CollectiveBackend> Backward<B, 1> for CastFloat {
+    /// The type of the input.
+    type State = FloatDType;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::cast_float(grad, ops.state));
     }
 }
 

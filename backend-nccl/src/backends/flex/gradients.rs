@@ -5,6 +5,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Bytes, DType, Element, FloatDType, TensorData};
 use burn_flex::{FlexTensor, Layout};
 
+use super::is_dense;
 use crate::gradient_kernels::{self as kernels, Real};
 use crate::ops::GradientNorm;
 
@@ -61,15 +62,6 @@ fn scale_gradient<T: Real + Element>(mut gradient: FlexTensor, factor: T) -> (Fl
     let (scaled, finite) = kernels::scaled(values, factor);
     let layout = Layout::contiguous(layout.shape().clone());
     (FlexTensor::new(Bytes::from_elems(scaled), layout, dtype), finite)
-}
-
-/// Whether the view covers each element of its storage exactly once, in whatever order: then what is done to each
-/// element of the storage is done to each of the view. A zero stride would visit one element often and skip others.
-fn is_dense(tensor: &FlexTensor) -> bool {
-    let layout = tensor.layout();
-    let overlaps =
-        layout.shape().iter().zip(layout.strides()).any(|(&size, &stride)| size > 1 && stride == 0);
-    !overlaps && tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
 }
 
 fn gradient_norm<T: Real + Element>(gradient: &FlexTensor, norm: GradientNorm) -> f64 {

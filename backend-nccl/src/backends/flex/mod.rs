@@ -2,6 +2,8 @@
 
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::FloatDType;
+use burn_flex::FlexTensor;
 
 use super::host;
 use crate::hook::GradientHook;
@@ -9,6 +11,7 @@ use crate::ops::{CollectiveBackend, GradientNorm};
 use crate::strided::{self, Strided};
 
 mod batch_norm;
+mod cast;
 mod gradients;
 
 impl CollectiveBackend for Flex {
@@ -29,6 +32,10 @@ impl CollectiveBackend for Flex {
             None => drop(host::deliver_gradient::<Self>(gradient.clone(), &hook)),
         }
         gradient
+    }
+
+    fn cast_float(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        cast::cast(tensor, dtype)
     }
 
     fn scale_gradient(gradient: FloatTensor<Self>, factor: f32) -> (FloatTensor<Self>, FloatTensor<Self>) {
@@ -70,4 +77,13 @@ impl CollectiveBackend for Flex {
     ) -> FloatTensor<Self> {
         batch_norm::input_gradient(x, gradient, [mean, scale, mean_gradient, slope])
     }
+}
+
+/// Whether the view covers each element of its storage exactly once, in whatever order: then what is done to each
+/// element of the storage is done to each of the view. A zero stride would visit one element often and skip others.
+fn is_dense(tensor: &FlexTensor) -> bool {
+    let layout = tensor.layout();
+    let overlaps =
+        layout.shape().iter().zip(layout.strides()).any(|(&size, &stride)| size > 1 && stride == 0);
+    !overlaps && tensor.bytes().len() == layout.num_elements() * tensor.dtype().size()
 }
