@@ -1,6 +1,6 @@
 //! What can go wrong below the tensors, one variant for each thing that a caller can act on.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use crate::{
     amp::Precision,
@@ -14,9 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the launch environment, the rendezvous or a collective.
 ///
-/// Each text says what failed, why, and what to do. It is `Clone` because a failed group answers every later call
-/// with the cause that ended it.
-#[derive(Clone, Debug, thiserror::Error)]
+/// Each text says what failed, why, and what to do; `Debug` gives the same text, which is what a program shows whose
+/// `main` returns the error. It is `Clone` because a failed group answers every later call with the cause that ended it.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Some variables of a launcher are set and others are not.
@@ -468,6 +468,12 @@ pub enum Error {
         "the accumulation window is empty, so there are no gradients to average; add a micro-batch first"
     )]
     EmptyWindow,
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

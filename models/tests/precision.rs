@@ -42,7 +42,7 @@ fn a_training_step_in_half_has_the_loss_and_the_gradient_of_f32() {
     assert_eq!(dtype, DType::F32);
     // Rounding grows through 18 layers of batch norm: under torch.autocast such a network has cosines of 0.990 and 0.906.
     for (precision, half, tolerance, alignment) in
-        [(Precision::F16, DType::F16, 5e-3, 0.98), (Precision::Bf16, DType::BF16, 4e-2, 0.88)]
+        [(Precision::F16, DType::F16, 5e-3, 0.98), (Precision::BF16, DType::BF16, 4e-2, 0.88)]
     {
         let autocast = Autocast::new(precision);
         autocast.check(&model, &device).unwrap();
@@ -69,7 +69,7 @@ fn any_part_can_be_kept_in_f32() {
         ("layer*.0.downsample", DType::BF16),
         ("layer2", DType::BF16),
     ] {
-        let config = AutocastConfig::new(Precision::Bf16).with_full_precision_paths(vec![path.into()]);
+        let config = AutocastConfig::new(Precision::BF16).with_full_precision_paths(vec![path.into()]);
         let copy = config.init().module(&model).unwrap();
         let (loss, _, dtype) = step(&model, &copy, images.clone());
         assert_eq!(dtype, logits, "{path}");

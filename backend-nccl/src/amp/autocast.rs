@@ -21,6 +21,9 @@ pub struct AutocastConfig {
     /// the field names from the model's root, joined by dots (`layer4.1.conv2.weight`, `layer4`); `*` stands for any
     /// characters between two dots (`layer*.*.conv1`). Naming one parameter of a convolution, linear or norm layer keeps
     /// the layer, since its weight and bias must have one type.
+    ///
+    /// The forward pass must bring the input of such a layer to its type, by [`widen`](super::widen) or
+    /// [`match_dtype`](super::match_dtype), and its output back.
     #[config(default = "Vec::new()")]
     pub full_precision_paths: Vec<String>,
 }

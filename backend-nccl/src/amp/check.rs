@@ -250,7 +250,7 @@ mod tests {
                 values(autocast, ramp([2, 2], device), |input| widen(input.clone()).matmul(input))
             },
         };
-        let cause = mixed.try_on(Precision::Bf16, &device).unwrap_err();
+        let cause = mixed.try_on(Precision::BF16, &device).unwrap_err();
         assert!(cause.contains("matmul: dtype mismatch"), "{cause}");
         let overflow = Probe {
             run: |autocast, device| values(autocast, ramp([8], device), |input| (input * 100.0).exp()),

@@ -44,7 +44,8 @@
 //! - **With burn-train**: `DdpStrategy::with_autocast`.
 //! - **In bf16**, leave the scaler out: bf16 has the range of f32.
 //! - **A skipped step** leaves parameters, momentum and, under burn-train and in the recipes, the learning rate schedule
-//!   alone. Running statistics have moved by then, with the forward pass, as in PyTorch.
+//!   alone. Running statistics have moved by then, with the forward pass, as in PyTorch: infinities that a forward pass
+//!   makes stay in them, those that only the scaled backward pass makes do not reach them.
 //! - **Without clipping**, leave `unscale` out: `step` does it.
 //! - **Clipping before unscaling** would compare the threshold with gradients 65536 times too large.
 //! - **On many ranks**, [`GradScaler::with_group`] makes all of them skip together.
@@ -52,7 +53,34 @@
 //!   `UnevenInputs::JoinActive` or `JoinWorld` it calls `ddp.shadow(&model)?` instead of `ddp.backward` and passes on
 //!   what that returns; in the other modes such a rank is an error on all ranks.
 //! - **With accumulation**, cast for every micro-batch and scale its loss; unscale, step and update once at the end of the
-//!   window: the scale changes in `update` alone, so that all micro-batches of a window have the same.
+//!   window: the scale changes in `update` alone, so that all micro-batches of a window have the same. With
+//!   [`Accumulation`](crate::accumulation::Accumulation), one window is:
+//!
+//!   ```
+//!   # use burn::{nn::Linear, optim::ModuleOptimizer, tensor::Tensor};
+//!   # use burn_nccl::{DistributedDataParallel, Error, accumulation::{Accumulation, Pass}};
+//!   # use burn_nccl::amp::{Autocast, GradScaler, widen};
+//!   # fn epoch(
+//!   #     ddp: &mut DistributedDataParallel, mut model: Linear, optimizer: &mut ModuleOptimizer,
+//!   #     autocast: &Autocast, scaler: &mut GradScaler, batches: Vec<Tensor<2>>,
+//!   # ) -> Result<Linear, Error> {
+//!   let (mut window, count) = (Accumulation::new(4), batches.len());
+//!   for (index, batch) in batches.into_iter().enumerate() {
+//!       let half = autocast.module(&ddp.hook(&model)?)?;
+//!       let loss = scaler.scale(widen(half.forward(autocast.input(batch))).powi_scalar(2).mean());
+//!       match window.next(index + 1 == count) {
+//!           Pass::Keep => ddp.no_sync(&loss)?,
+//!           Pass::Last { .. } => {
+//!               let gradients = ddp.backward(&loss, &model)?;
+//!               model = scaler.step(optimizer, 0.1, model, gradients)?;
+//!               scaler.update()?;
+//!           }
+//!       }
+//!   }
+//!   # Ok(model)
+//!   # }
+//!   ```
+//! - **Evaluation** takes `model.valid()`, which is f32; `autocast.module(&model.valid())` evaluates in half.
 //! - **With several optimizers** (a GAN), see [`GradScaler::optimizer`].
 //!
 //! # What the policy casts

@@ -16,20 +16,20 @@ pub enum Precision {
     #[default]
     F32,
     /// bfloat16: the range of f32 with 8 significant bits; needs no loss scale.
-    Bf16,
+    BF16,
     /// IEEE half: 11 significant bits up to 65504; gradients below 6e-8 vanish without a loss scale.
     F16,
 }
 
 impl Precision {
     /// Every precision.
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+    pub const ALL: [Self; 3] = [Self::F32, Self::BF16, Self::F16];
 
     /// The name on the command line: `f32`, `bf16` or `f16`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
-            Self::Bf16 => "bf16",
+            Self::BF16 => "bf16",
             Self::F16 => "f16",
         }
     }
@@ -38,7 +38,7 @@ impl Precision {
     pub const fn half(self) -> Option<FloatDType> {
         match self {
             Self::F32 => None,
-            Self::Bf16 => Some(FloatDType::BF16),
+            Self::BF16 => Some(FloatDType::BF16),
             Self::F16 => Some(FloatDType::F16),
         }
     }

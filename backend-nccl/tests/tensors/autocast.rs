@@ -23,13 +23,13 @@ use serde::Deserialize;
 use crate::model::{Net, parameters, rows};
 use crate::{assert_close, on_ranks, values};
 
-const HALVES: [Precision; 2] = [Precision::Bf16, Precision::F16];
+const HALVES: [Precision; 2] = [Precision::BF16, Precision::F16];
 
 /// What one rounding to the half type leaves, relative to the largest value.
 fn rounding(precision: Precision) -> f32 {
     match precision {
         Precision::F32 => f32::EPSILON,
-        Precision::Bf16 => 1.0 / 256.0,
+        Precision::BF16 => 1.0 / 256.0,
         Precision::F16 => 1.0 / 2048.0,
     }
 }
@@ -158,7 +158,7 @@ fn one_training_step_is_that_of_torch_autocast() {
     for precision in Precision::ALL {
         let torch = match precision {
             Precision::F32 => &reference.exact,
-            Precision::Bf16 => &reference.bf16,
+            Precision::BF16 => &reference.bf16,
             Precision::F16 => &reference.f16,
         };
         let net = Small::new(&device);
@@ -278,13 +278,13 @@ fn the_gradients_of_a_weight_used_twice_are_summed_in_the_master() {
         let logits = widen(tied.output.forward(tied.embedding.forward(tokens)));
         values(master.embedding.weight.grad(&logits.powi_scalar(2).sum().backward()).unwrap())
     };
-    let copy = Autocast::new(Precision::Bf16).module(&tied).unwrap();
+    let copy = Autocast::new(Precision::BF16).module(&tied).unwrap();
     assert_eq!(copy.embedding.weight.id, copy.output.weight.id);
     assert_near(
         "gradient",
         &gradient(&copy, &tied),
         &gradient(&tied, &tied),
-        4.0 * rounding(Precision::Bf16),
+        4.0 * rounding(Precision::BF16),
     );
 }
 
@@ -293,7 +293,7 @@ fn named_paths_stay_in_full_precision() {
     let device = Device::flex().autodiff();
     let net = Small::new(&device);
     let autocast =
-        |path: &str| AutocastConfig::new(Precision::Bf16).with_full_precision_paths(vec![path.into()]).init();
+        |path: &str| AutocastConfig::new(Precision::BF16).with_full_precision_paths(vec![path.into()]).init();
     for path in ["fc", "fc.weight", "f*.weight", "*"] {
         let copy = autocast(path).module(&net).unwrap();
         assert_eq!(copy.fc.weight.val().dtype(), DType::F32, "{path}");
@@ -418,7 +418,7 @@ fn a_model_on_a_plain_device_is_cast_for_evaluation() {
 fn gradient_checkpointing_changes_no_bit() {
     let run = |device: Device| {
         let net = Small::new(&device);
-        let copy = Autocast::new(Precision::Bf16).module(&net).unwrap();
+        let copy = Autocast::new(Precision::BF16).module(&net).unwrap();
         let grads = copy.loss(copy.forward(Small::images(&device))).backward();
         values(net.conv.weight.grad(&grads).unwrap())
     };
@@ -428,7 +428,7 @@ fn gradient_checkpointing_changes_no_bit() {
 #[test]
 fn two_ranks_in_half_equal_one_process_on_the_joined_batch() {
     let device = Device::flex().autodiff();
-    let autocast = &Autocast::new(Precision::Bf16);
+    let autocast = &Autocast::new(Precision::BF16);
     let train = |group: &burn_nccl::ProcessGroup, per_rank: usize| {
         let (mut ddp, mut net) =
             DistributedDataParallel::new(Net::new(&device), group, &DdpConfig::new()).unwrap();
@@ -450,9 +450,9 @@ fn two_ranks_in_half_equal_one_process_on_the_joined_batch() {
     let joined = on_ranks(1, |group| train(&group, 6)).remove(0);
     let found = on_ranks(2, |group| train(&group, 3));
     assert_eq!(found[0], found[1]);
-    assert_close(&found[0], &joined, rounding(Precision::Bf16));
+    assert_close(&found[0], &joined, rounding(Precision::BF16));
     let exact = crate::model::alone(&device, 4, 6);
-    assert_close(&joined, &exact, 2.0 * rounding(Precision::Bf16));
+    assert_close(&joined, &exact, 2.0 * rounding(Precision::BF16));
 }
 
 #[test]
@@ -475,7 +475,7 @@ fn checking_draws_no_random_numbers() {
 fn a_backend_without_half_is_refused_by_op_type_and_name() {
     let device = Device::ndarray().autodiff();
     let net = Small::new(&device);
-    let error = Autocast::new(Precision::Bf16).check(&net, &device).unwrap_err().to_string();
+    let error = Autocast::new(Precision::BF16).check(&net, &device).unwrap_err().to_string();
     assert_eq!(
         error,
         "the backend `ndarray` cannot run conv2d in bf16: the backend has no arithmetic in that type; train in f32 or on \
@@ -492,7 +492,7 @@ fn widening_and_matching_leave_alone_what_needs_no_cast() {
     assert_eq!(Autocast::new(Precision::F16).input(double.clone()).dtype(), DType::F64);
     let single = Tensor::<1>::ones([1], &device);
     assert_eq!(match_dtype(single.clone(), &double).dtype(), DType::F64);
-    let half = Autocast::new(Precision::Bf16).input(single);
+    let half = Autocast::new(Precision::BF16).input(single);
     assert_eq!((half.dtype(), widen(half).dtype()), (DType::BF16, DType::F32));
 }
 
@@ -510,16 +510,16 @@ impl ModuleMapper for Count {
 fn the_copy_has_no_leaf_but_the_kept_parameters() {
     let device = Device::flex().autodiff();
     let mut count = Count(0);
-    drop(Autocast::new(Precision::Bf16).module(&Small::new(&device)).unwrap().map(&mut count));
+    drop(Autocast::new(Precision::BF16).module(&Small::new(&device)).unwrap().map(&mut count));
     assert_eq!(count.0, 2, "gamma and beta are the masters themselves");
 }
 
 #[test]
 fn ranks_with_other_policies_learn_of_it_before_the_first_step() {
     let outcomes = on_ranks(3, |group| {
-        let same = Autocast::new(Precision::Bf16).check_ranks(&group).is_ok();
+        let same = Autocast::new(Precision::BF16).check_ranks(&group).is_ok();
         let paths = if group.rank() == 2 { vec!["fc".to_string()] } else { vec![] };
-        let policy = AutocastConfig::new(Precision::Bf16).with_full_precision_paths(paths).init();
+        let policy = AutocastConfig::new(Precision::BF16).with_full_precision_paths(paths).init();
         (same, policy.check_ranks(&group).unwrap_err().to_string())
     });
     for (same, error) in outcomes {

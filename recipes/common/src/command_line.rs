@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::error::{ContextKind, ErrorKind as ClapError};
+use clap::error::{ContextKind, ContextValue, ErrorKind as ClapError};
 use clap::{ArgAction, Command, Parser};
 use serde_json::{Map, Value};
 
@@ -83,16 +83,26 @@ fn refused(error: clap::Error) -> RecipeError {
     if matches!(error.kind(), ClapError::DisplayHelp | ClapError::DisplayVersion) {
         error.exit();
     }
-    let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
-    if let (Some(source), Some(argument)) = (std::error::Error::source(&error), argument) {
+    if let (Some(source), Some(argument)) = (std::error::Error::source(&error), argument_of(&error)) {
         let text = source.to_string();
         let (cause, remedy) = split_remedy(&text);
         return RecipeError::usage(NOT_UNDERSTOOD, format!("{argument}: {cause}"), remedy);
+    }
+    if let (ClapError::InvalidValue, Some(ContextValue::Strings(values))) =
+        (error.kind(), error.get(ContextKind::ValidValue))
+        && let (Some(value), Some(argument)) = (error.get(ContextKind::InvalidValue), argument_of(&error))
+    {
+        let cause = format!("{argument}: `{value}` is not one of its values");
+        return RecipeError::usage(NOT_UNDERSTOOD, cause, format!("use {}", values.join(", ")));
     }
     let text = error.to_string();
     let cause = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
     RecipeError::usage(NOT_UNDERSTOOD, cause, tip.unwrap_or(SEE_HELP))
+}
+
+fn argument_of(error: &clap::Error) -> Option<String> {
+    error.get(ContextKind::InvalidArg).map(ToString::to_string)
 }
 
 #[cfg(test)]
@@ -129,6 +139,13 @@ mod tests {
         assert_eq!((options.train.model.name(), options.train.max_steps), ("resnet18", None));
         assert!(options.distributed.no_overlap);
         assert_eq!(options.train.weight_decay, 5e-4);
+    }
+
+    #[test]
+    fn a_value_that_is_none_of_an_options_values_is_refused_with_those() {
+        let error = parsed(&["--norm", "group"]).unwrap_err();
+        assert!(error.cause.contains("--norm") && error.cause.contains("`group`"), "{error}");
+        assert_eq!((error.remedy.as_str(), error.exit_code()), ("use batch, sync-batch", 2));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use burn_nccl::DdpConfig;
 use burn_nccl::amp::Precision;
+use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, ResNetConfig, Stem};
 use serde::{Serialize, Serializer};
@@ -62,6 +63,9 @@ pub struct RunConfig {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DistributedConfig {
+    /// Ranks on this machine; 0 while the default is not known yet.
+    #[serde(skip_serializing_if = "is_unknown")]
+    pub nproc_per_node: usize,
     /// Over which images batch normalisation takes its statistics.
     #[serde(serialize_with = "norm_name")]
     pub norm: Norm,
@@ -129,6 +133,10 @@ impl RunConfig {
             seed: options.seed,
             workers: options.workers,
             distributed: job.distributed.map(|options| DistributedConfig {
+                nproc_per_node: match options.nproc_per_node {
+                    NprocPerNode::Auto => 0,
+                    NprocPerNode::Count(count) => count.get(),
+                },
                 norm: options.norm,
                 bucket_mb: options.bucket_mb,
                 wire: options.wire.name(),
@@ -189,6 +197,10 @@ fn native_size(data: &DataSource) -> usize {
         DataSource::Cifar(..) => 32,
         DataSource::Folder(_) => 224,
     }
+}
+
+fn is_unknown(count: &usize) -> bool {
+    *count == 0
 }
 
 fn norm_name<S: Serializer>(norm: &Norm, serializer: S) -> Result<S::Ok, S::Error> {

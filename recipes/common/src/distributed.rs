@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use serde_json::{Map, Value};
+
 use burn_nccl::launch::{LaunchConfig, NprocPerNode, Outcome, RankOutput};
 use burn_nccl::{DType, Environment, GroupOptions, ProcessGroup, ReduceOp};
 
@@ -116,6 +118,9 @@ fn run_rank(
     let options = job.train;
     let (rank, world_size) = (environment.rank, environment.world_size);
     let mut config = RunConfig::new(job);
+    if let Some(distributed) = &mut config.distributed {
+        distributed.nproc_per_node = environment.local_world_size;
+    }
     if rank == 0 {
         progress::check(options.progress)?;
         options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
@@ -123,8 +128,7 @@ fn run_rank(
     let device = config.device.select(environment.local_rank, environment.local_world_size)?;
     let images = Images::open(&config)?;
     // All ranks of a machine try at the same time, since they will train at the same time.
-    let fitting =
-        if options.find_batch_size { batch_size::find(config.batch_size)? } else { config.batch_size };
+    let fitting = if options.find_batch_size { batch_size::find(&config)? } else { config.batch_size };
 
     let timeout = Duration::from_secs_f64(distributed.timeout_seconds);
     // Another rank may still be searching.
@@ -134,9 +138,12 @@ fn run_rank(
         GroupOptions::default().with_timeout(timeout).with_connect_timeout(timeout + searching),
     )
     .map_err(|error| RecipeError::group("the ranks did not find each other", error))?;
-    if options.find_batch_size {
-        config.shrink_batch(smallest(fitting, &group)?);
+    let batch_size = smallest(fitting, &group)?;
+    if rank == 0 && batch_size < fitting {
+        log::warn!("another rank has memory for {batch_size} images only");
     }
+    config.shrink_batch(batch_size);
+    agree(&config, &group)?;
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;
     // Each rank draws the same weights; rank 0's are sent to all.
@@ -160,4 +167,54 @@ fn smallest(batch_size: usize, group: &ProcessGroup) -> Result<usize> {
         .all_reduce(bytemuck::bytes_of_mut(&mut smallest), DType::I64, ReduceOp::Min)
         .map_err(|error| RecipeError::group("the ranks did not agree on a batch size", error))?;
     Ok(smallest as usize)
+}
+
+/// Refuses ranks that were started with other options. Most would train on without an error, and diverge.
+fn agree(config: &RunConfig, group: &ProcessGroup) -> Result<()> {
+    let what = "the ranks cannot train one model";
+    let own = serde_json::to_vec(config).map_err(|error| {
+        RecipeError::failure(what, format!("the options were not written: {error}"), "report it")
+    })?;
+    let all = group.all_gather_bytes(&own).map_err(|error| RecipeError::group(what, error))?;
+    match all.iter().enumerate().find_map(|(rank, other)| difference(&all[0], other).map(|text| (rank, text)))
+    {
+        None => Ok(()),
+        Some((rank, text)) => Err(RecipeError::failure(
+            what,
+            format!("rank {rank} was started with other options than rank 0: {text}"),
+            "start all ranks with the same command line",
+        )),
+    }
+}
+
+/// The first option that differs between two configurations and matters to training.
+fn difference(first: &[u8], other: &[u8]) -> Option<String> {
+    // Ranks may run on other machines, with other paths and numbers of processors.
+    const MAY_DIFFER: [&str; 4] = ["device", "workers", "data", "nproc-per-node"];
+    let read = |bytes: &[u8]| serde_json::from_slice::<Map<String, Value>>(bytes).unwrap_or_default();
+    let (first, other) = (read(first), read(other));
+    let keys = first.keys().chain(other.keys()).filter(|key| !MAY_DIFFER.contains(&key.as_str()));
+    let show = |value: Option<&Value>| value.map_or("not given".into(), ToString::to_string);
+    keys.into_iter()
+        .find(|key| first.get(*key) != other.get(*key))
+        .map(|key| format!("--{key} is {}, {} on rank 0", show(other.get(key)), show(first.get(key))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_that_differs_is_named_with_both_values_unless_it_may() {
+        let first = br#"{"lr":0.1,"device":"cpu","clip-grad-norm":null}"#;
+        assert_eq!(difference(first, br#"{"lr":0.1,"device":"cuda","clip-grad-norm":null}"#), None);
+        assert_eq!(
+            difference(first, br#"{"lr":0.3,"device":"cpu","clip-grad-norm":null}"#),
+            Some("--lr is 0.3, 0.1 on rank 0".into())
+        );
+        assert_eq!(
+            difference(first, br#"{"lr":0.1,"clip-grad-norm":null,"wire":"f16"}"#),
+            Some(r#"--wire is "f16", not given on rank 0"#.into())
+        );
+    }
 }

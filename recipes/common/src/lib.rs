@@ -33,6 +33,7 @@
 //! 4. Errors are [`RecipeError`]s: what failed, why, what to do. [`main`] shows them and chooses the exit code.
 
 mod batch_size;
+mod batch_statistics;
 pub mod command_line;
 pub mod config;
 pub mod data;

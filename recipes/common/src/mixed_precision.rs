@@ -39,6 +39,7 @@ impl MixedPrecision {
         let precision = config.map_or(Precision::F32, |config| config.precision);
         let paths = config.and_then(|config| config.full_precision.as_deref());
         let paths = paths.into_iter().flat_map(|paths| paths.split(',')).map(|path| path.trim().to_owned());
+        let paths = paths.filter(|path| !path.is_empty());
         let refused = |error: burn_nccl::Error| {
             RecipeError::from_text(format!("cannot train in {precision}"), &error.to_string())
         };

@@ -137,7 +137,7 @@ pub struct DistributedOptions {
 #[derive(Args, Clone, Debug)]
 pub struct MixedPrecisionOptions {
     /// Element type of convolutions and matrix products: bf16, f16 (with loss scaling) or f32
-    #[arg(long, value_name = "TYPE", default_value_t = Precision::Bf16)]
+    #[arg(long, value_name = "TYPE", default_value_t = Precision::BF16)]
     pub precision: Precision,
 
     /// Layers that stay in f32 all the same, by path, such as fc or layer4.*; several with commas
@@ -148,7 +148,7 @@ pub struct MixedPrecisionOptions {
     #[arg(long, value_name = "X", value_parser = scale, default_value_t = 65536.0)]
     pub init_scale: f32,
 
-    /// Steps without overflow after which the loss scale doubles
+    /// Steps without overflow after which the loss scale doubles, with f16
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 2000)]
     pub growth_interval: u32,
 

@@ -48,6 +48,7 @@ impl Recorder {
             ("speed/comm_exposed_seconds", record.comm_exposed_seconds),
         ];
         values.extend(record.loss_scale.map(|scale| ("train/loss_scale", scale)));
+        values.extend(record.skipped.map(|skipped| ("train/skipped", f64::from(u8::from(skipped)))));
         values.extend(record.grad_norm.map(|norm| ("train/grad_norm", norm)));
         self.events.scalars(record.step, &values)
     }

@@ -29,7 +29,7 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     let device = config.device.select(0, 1)?;
     let images = Images::open(&config)?;
     if options.find_batch_size {
-        config.shrink_batch(batch_size::find(config.batch_size)?);
+        config.shrink_batch(batch_size::find(&config)?);
     }
     let train = images.train_loader(&config, &device.device.clone().autodiff(), 0, 1)?;
     let test = images.test_loader(&config, &device.device, 0, 1)?;

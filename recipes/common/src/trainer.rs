@@ -9,15 +9,14 @@ use burn::tensor::Tensor;
 use burn_nccl::accumulation::{Accumulation, Pass};
 use burn_nccl::amp::{Precision, widen};
 use burn_nccl_datasets::{Batch, Batches};
-use burn_nccl_models::{ResNet, Stem};
+use burn_nccl_models::ResNet;
 
-use crate::config::RunConfig;
+use crate::batch_statistics::{check_statistics, small_batch_warning};
 use crate::error::{ErrorKind, RecipeError, Result};
 use crate::evaluate::{evaluate, scalar};
 use crate::metrics::{Evaluation, StepBreakdown, StepRecord, StepTimes, Summary, peak_memory_bytes};
 use crate::mixed_precision::MixedPrecision;
 use crate::optimizer::sgd;
-use crate::options::Norm;
 use crate::parameters::parameters_sha256;
 use crate::progress::Plan;
 use crate::recorder::Recorder;
@@ -65,11 +64,21 @@ impl Trainer {
     ///
     /// # Errors
     /// Where the device cannot compute in the precision that is asked for, or a batch is too small to normalise.
-    pub(crate) fn new(run: Run, model: &ResNet) -> Result<Self> {
+    pub(crate) fn new(mut run: Run, model: &ResNet) -> Result<Self> {
+        let batches = run.train.num_batches();
+        if run.config.accumulate > batches {
+            if run.parallel.rank() == 0 {
+                log::warn!(
+                    "an epoch has {batches} batches, so that --accumulate is {batches} and not {}",
+                    run.config.accumulate
+                );
+            }
+            run.config.accumulate = batches;
+        }
         let config = &run.config;
         check_statistics(config, run.parallel.world_size())?;
         // A shorter window ends each epoch whose batches do not come out even.
-        let steps_per_epoch = run.train.num_batches().div_ceil(config.accumulate);
+        let steps_per_epoch = batches.div_ceil(config.accumulate);
         let total_steps = (config.epochs * steps_per_epoch).min(config.max_steps.unwrap_or(usize::MAX));
         let warmup_steps = (config.warmup_epochs * steps_per_epoch as f64).round() as usize;
         let global_batch = config.global_batch_size(run.parallel.world_size());
@@ -139,11 +148,13 @@ impl Trainer {
             let started = Instant::now();
             let Some(batch) = next(&mut batches)? else { break };
             let data = started.elapsed().as_secs_f64();
-            let (stepped_model, stepped) = self.step(epoch, batch, data, &mut batches, model)?;
-            model = stepped_model;
+            let outcome = self.step(epoch, batch, data, &mut batches, model);
+            // Also where this step failed: the one before it has not.
             if let Some(previous) = self.in_flight.take() {
                 self.complete(previous)?;
             }
+            let (stepped_model, stepped) = outcome?;
+            model = stepped_model;
             let seconds = started.elapsed().as_secs_f64();
             let mut step = stepped.in_flight;
             step.record.images_per_second = stepped.images as f64 / seconds;
@@ -340,51 +351,4 @@ fn timed<T>(seconds: &mut f64, run: impl FnOnce() -> T) -> T {
     let output = run();
     *seconds += started.elapsed().as_secs_f64();
     output
-}
-
-/// Refuses a batch of one image that the last stage sees as one pixel: normalised, a single value is zero.
-fn check_statistics(config: &RunConfig, world_size: usize) -> Result<()> {
-    let (images, remedy) = match config.norm() {
-        Norm::SyncBatch => (config.batch_size * world_size, "use --batch-size 2 or more"),
-        Norm::Batch if world_size > 1 => {
-            (config.batch_size, "use --batch-size 2 or more, or --norm sync-batch")
-        }
-        Norm::Batch => (config.batch_size, "use --batch-size 2 or more"),
-    };
-    let halvings = match config.stem {
-        Stem::Cifar => 3,
-        Stem::ImageNet => 5,
-    };
-    if images > 1 || config.image_size > 1 << halvings {
-        return Ok(());
-    }
-    Err(RecipeError::failure(
-        "cannot train on one image at a time",
-        "its last feature map has one pixel, and batch normalisation of one value per channel leaves nothing of it",
-        remedy,
-    ))
-}
-
-/// Images below which the mean and variance of a batch are too noisy to normalise with.
-///
-/// Source: Wu and He, "Group Normalization" (arXiv:1803.08494), figure 1: the error of batch normalisation grows
-/// fast below 16 images per worker.
-const SMALL_BATCH: usize = 16;
-
-/// What to say of batch statistics from few images. Accumulation does not help: a forward pass sees one batch.
-fn small_batch_warning(config: &RunConfig, world_size: usize) -> Option<String> {
-    let (images, whose, remedy) = match config.norm() {
-        Norm::SyncBatch => (config.batch_size * world_size, "of all ranks", "a larger --batch-size"),
-        Norm::Batch if world_size > 1 => {
-            (config.batch_size, "of each rank", "--norm sync-batch or a larger --batch-size")
-        }
-        Norm::Batch => (config.batch_size, "", "a larger --batch-size"),
-    };
-    let whose = if whose.is_empty() { String::new() } else { format!(" {whose}") };
-    (images < SMALL_BATCH).then(|| {
-        format!(
-            "batch normalisation sees {images} images{whose} at a time, and statistics of fewer than {SMALL_BATCH} \
-             cost accuracy: use {remedy}"
-        )
-    })
 }

@@ -116,3 +116,55 @@ fn small_batches_are_warned_of_and_synchronised_statistics_named_as_the_remedy()
     let text = warning(&["--batch-size", "8", "--precision", "f32", "--norm", "sync-batch"]);
     assert!(!text.contains("WARN"), "{text}");
 }
+
+#[test]
+fn windows_longer_than_an_epoch_are_cut_to_it_and_the_learning_rate_with_them() {
+    let place = Place::new();
+    // 1498 training images on one rank: 5 batches of 256.
+    let args = ["--accumulate", "1000", "--batch-size", "256", "--nproc-per-node", "1", "--precision", "f32"];
+    let output = place.run(&[&args[..], &["--max-steps", "1", "--warmup-epochs", "0"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--accumulate is 5 and not 1000"), "{}", stderr(&output));
+    assert_eq!(place.summary()["global_batch_size"], 5 * 256);
+    assert_eq!(place.steps()[0]["lr"], 0.1 * 5.0);
+}
+
+#[test]
+fn a_configuration_repeats_a_run_on_another_number_of_ranks_than_the_default() {
+    let (first, again) = (Place::new(), Place::new());
+    let args = ["--precision", "f16", "--max-steps", "2", "--batch-size", "4", "--accumulate", "2"];
+    let output = first.run(&[&args[..], &["--norm", "sync-batch", "--nproc-per-node", "3"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = again.run(&["--config", first.out.join("config.json").to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(again.summary()["world_size"], 3);
+    assert_eq!(first.summary()["parameters_sha256"], again.summary()["parameters_sha256"]);
+}
+
+#[test]
+fn ranks_with_other_options_are_refused_and_the_option_is_named() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let ranks: Vec<_> = ["0.1", "0.2"]
+        .into_iter()
+        .enumerate()
+        .map(|(rank, lr)| {
+            let place = Place::new();
+            let child = Command::new(env!("CARGO_BIN_EXE_recipe-resnet-amp"))
+                .args(["--out", place.out.to_str().unwrap(), "--device", "cpu", "--model", "resnet18"])
+                .args(["--max-steps", "1", "--lr", lr])
+                .envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")])
+                .envs([("MASTER_PORT", port.as_str())])
+                .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
+                .stderr(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            (place, child)
+        })
+        .collect();
+    for (_place, child) in ranks {
+        let output = child.wait_with_output().unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("rank 1") && text.contains("--lr is 0.2, 0.1 on rank 0"), "{text}");
+    }
+}

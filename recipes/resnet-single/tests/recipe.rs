@@ -77,9 +77,22 @@ fn one_image_at_a_time_is_refused_where_batch_norm_would_see_one_value() {
 fn a_launcher_learns_the_error_of_the_rank_and_not_that_of_a_trial() {
     let folder = tempfile::tempdir().unwrap();
     let error_file = folder.path().join("error.json");
-    let output = one_image_at_a_time(&["--find-batch-size"], &error_file);
+    for image in
+        ["train/a/1.png", "train/a/2.png", "train/b/1.png", "train/b/2.png", "val/a/1.png", "val/b/1.png"]
+    {
+        let image = folder.path().join("images").join(image);
+        fs::create_dir_all(image.parent().unwrap()).unwrap();
+        fs::write(image, "not a picture").unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_recipe-resnet-single"))
+        .args(["--device", "cpu", "--model", "resnet18", "--batch-size", "4", "--find-batch-size"])
+        .arg(format!("--data=folder:{}", folder.path().join("images").display()))
+        .arg("--image-size=8")
+        .env("BURN_NCCL_ERROR_FILE", &error_file)
+        .output()
+        .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(stderr.contains("cannot find a batch size") && stderr.contains("one pixel"), "{stderr}");
+    assert!(stderr.contains("cannot find a batch size") && stderr.contains("replace or remove"), "{stderr}");
     let report: Value = serde_json::from_slice(&fs::read(error_file).unwrap()).unwrap();
     assert!(report["message"].as_str().unwrap().contains("cannot find a batch size"), "{report}");
 }

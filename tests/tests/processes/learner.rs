@@ -107,7 +107,7 @@ fn two_ranks_learn_in_half_precision_what_they_learn_in_f32() {
         ends[0].parameters.clone()
     };
     let exact = of(Precision::F32);
-    for (precision, tolerance) in [(Precision::Bf16, 2e-2), (Precision::F16, 3e-3)] {
+    for (precision, tolerance) in [(Precision::BF16, 2e-2), (Precision::F16, 3e-3)] {
         let found = of(precision);
         assert_ne!(found, exact, "{precision} must round something");
         assert_close(&found, &exact, tolerance);

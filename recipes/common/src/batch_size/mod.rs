@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use burn_nccl::launch::ERROR_FILE_VARIABLE;
 
+use crate::batch_statistics::check_statistics;
+use crate::config::RunConfig;
 use crate::error::{RecipeError, Result, split_remedy};
 
 /// How a process that tried a batch size ended.
@@ -41,13 +43,18 @@ const SIGNS: [&str; 8] = [
     "bad_alloc",
 ];
 
-/// The largest divisor of `wanted` of which this program can train two steps; a smaller divisor is at most half of
-/// the one before. Only divisors, so that accumulation restores the global batch exactly.
+/// The largest divisor of the batch size that `config` asks for of which this program can train two steps; a smaller
+/// divisor is at most half of the one before. Only divisors, so that accumulation restores the global batch exactly.
 ///
 /// # Errors
-/// Where not even one image fits, or a step fails for another reason than memory.
-pub(crate) fn find(wanted: usize) -> Result<usize> {
-    largest(wanted, |batch_size| {
+/// Where not even the smallest batch fits, or a step fails for another reason than memory.
+pub(crate) fn find(config: &RunConfig) -> Result<usize> {
+    // A trial runs alone, so that it needs as many images as a rank alone.
+    let can_be_tried = |batch_size| check_statistics(&RunConfig { batch_size, ..config.clone() }, 1).is_ok();
+    if next_smaller(config.batch_size, config.batch_size).is_none_or(|smaller| !can_be_tried(smaller)) {
+        return Ok(config.batch_size);
+    }
+    largest(config.batch_size, can_be_tried, |batch_size| {
         let probe = probe(batch_size)?;
         if probe == Probe::OutOfMemory {
             log::warn!("a batch of {batch_size} images per rank does not fit into memory");
@@ -56,24 +63,35 @@ pub(crate) fn find(wanted: usize) -> Result<usize> {
     })
 }
 
-fn largest(wanted: usize, mut probe: impl FnMut(usize) -> Result<Probe>) -> Result<usize> {
+fn largest(
+    wanted: usize,
+    can_be_tried: impl Fn(usize) -> bool,
+    mut probe: impl FnMut(usize) -> Result<Probe>,
+) -> Result<usize> {
     let what = "cannot find a batch size";
-    let mut candidate = Some(wanted);
-    while let Some(batch_size) = candidate {
+    let mut batch_size = wanted;
+    loop {
         match probe(batch_size)? {
             Probe::Fits => return Ok(batch_size),
-            Probe::OutOfMemory => candidate = next_smaller(wanted, batch_size),
+            Probe::OutOfMemory => {}
             Probe::Failed(text) => {
                 let (cause, remedy) = split_remedy(&text);
                 return Err(RecipeError::failure(what, cause, remedy));
             }
         }
+        let cause = match next_smaller(wanted, batch_size) {
+            Some(smaller) if can_be_tried(smaller) => {
+                batch_size = smaller;
+                continue;
+            }
+            Some(_) => format!(
+                "a step with {batch_size} images per rank runs out of memory, and fewer cannot be normalised"
+            ),
+            None => "a step with one image per rank runs out of memory".into(),
+        };
+        let remedy = "use a smaller --model or --image-size, or fewer ranks on this machine";
+        return Err(RecipeError::failure(what, cause, remedy));
     }
-    Err(RecipeError::failure(
-        what,
-        "a step with one image per rank runs out of memory",
-        "use a smaller --model or --image-size, or fewer ranks on this machine",
-    ))
 }
 
 /// The largest divisor of `wanted` that is at most half of `current`.
@@ -177,18 +195,25 @@ mod tests {
     #[test]
     fn the_first_size_that_fits_is_taken() {
         let mut tried = Vec::new();
-        let found = largest(48, |batch_size| {
-            tried.push(batch_size);
-            Ok(if batch_size > 10 { Probe::OutOfMemory } else { Probe::Fits })
-        });
+        let found = largest(
+            48,
+            |_| true,
+            |batch_size| {
+                tried.push(batch_size);
+                Ok(if batch_size > 10 { Probe::OutOfMemory } else { Probe::Fits })
+            },
+        );
         assert_eq!((found.unwrap(), tried), (6, vec![48, 24, 12, 6]));
     }
 
     #[test]
     fn a_model_that_never_fits_and_another_fault_are_told_apart() {
-        let error = largest(4, |_| Ok(Probe::OutOfMemory)).unwrap_err();
+        let error = largest(4, |_| true, |_| Ok(Probe::OutOfMemory)).unwrap_err();
         assert!(error.cause.contains("one image per rank"), "{error}");
-        let error = largest(4, |_| Ok(Probe::Failed("no such file; check --data".into()))).unwrap_err();
+        let error = largest(4, |batch_size| batch_size > 1, |_| Ok(Probe::OutOfMemory)).unwrap_err();
+        assert!(error.cause.contains("2 images per rank") && error.cause.contains("normalised"), "{error}");
+        let error =
+            largest(4, |_| true, |_| Ok(Probe::Failed("no such file; check --data".into()))).unwrap_err();
         assert_eq!((error.cause.as_str(), error.remedy.as_str()), ("no such file", "check --data"));
     }
 
