@@ -59,7 +59,7 @@ impl Autocast {
     /// casts are differentiable: a backward pass leaves f32 gradients at the parameters of `module`, which is what the
     /// optimizer steps. Each parameter is cast once, tied weights together; running statistics are shared with `module`.
     ///
-    /// In f32 the copy is a clone.
+    /// In f32 the copy is a clone; that paths name something, [`check`](Self::check) finds out then.
     ///
     /// # Errors
     /// [`Error::AutocastPath`](crate::Error::AutocastPath) for a path that names nothing;
@@ -89,11 +89,10 @@ impl Autocast {
     /// [`Error::AutocastUnsupported`](crate::Error::AutocastUnsupported), which names op, type and backend; and as
     /// [`module`](Self::module).
     pub fn check<M: Module>(&self, module: &M, device: &Device) -> Result<()> {
-        let plan = plan::plan(module, self.precision(), &self.config.full_precision_paths)?;
-        match self.precision().half() {
-            Some(dtype) => check::check(&plan.containers, dtype, self.precision(), device),
-            None => Ok(()),
-        }
+        let paths = &self.config.full_precision_paths;
+        let Some(dtype) = self.precision().half() else { return plan::check_paths(module, paths) };
+        let plan = plan::plan(module, self.precision(), paths)?;
+        check::check(&plan.containers, dtype, self.precision(), device)
     }
 
     /// Compares the policy with those of the other ranks, at the start. Gradients are f32 under every policy, so that

@@ -18,7 +18,17 @@ pub(super) struct Plan {
     pub(super) containers: BTreeSet<String>,
 }
 
-/// Plans for `module`, of which `kept` paths stay in f32.
+/// Whether each of the `kept` paths names something in `module`.
+///
+/// # Errors
+/// [`Error::AutocastPath`].
+pub(super) fn check_paths<M: Module>(module: &M, kept: &[String]) -> Result<()> {
+    let mut floats = Floats::default();
+    module.visit(&mut floats);
+    floats.check_paths(kept)
+}
+
+/// Plans for `module` in a half precision; `kept` paths stay in f32.
 ///
 /// # Errors
 /// [`Error::AutocastPath`], [`Error::AutocastLayer`].

@@ -527,3 +527,16 @@ fn ranks_with_other_policies_learn_of_it_before_the_first_step() {
         assert!(error.contains("rank 2") && error.contains("fc in full precision"), "{error}");
     }
 }
+
+#[test]
+fn in_f32_nothing_is_refused_and_nothing_cast_but_paths_are_still_checked() {
+    let device = Device::flex().autodiff();
+    let layers = (BatchNormConfig::new(2).init(&device), GruConfig::new(2, 2, true).init(&device));
+    let policy = Autocast::new(Precision::F32);
+    policy.check(&layers, &device).unwrap();
+    assert_eq!(policy.module(&layers).unwrap().0.gamma.val().dtype(), DType::F32);
+    let paths = vec!["no.such".to_string()];
+    let error =
+        AutocastConfig::new(Precision::F32).with_full_precision_paths(paths).init().check(&layers, &device);
+    assert!(matches!(error, Err(Error::AutocastPath { .. })));
+}

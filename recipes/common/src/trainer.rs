@@ -148,13 +148,11 @@ impl Trainer {
             let started = Instant::now();
             let Some(batch) = next(&mut batches)? else { break };
             let data = started.elapsed().as_secs_f64();
-            let outcome = self.step(epoch, batch, data, &mut batches, model);
-            // Also where this step failed: the one before it has not.
+            let (stepped_model, stepped) = self.step(epoch, batch, data, &mut batches, model)?;
+            model = stepped_model;
             if let Some(previous) = self.in_flight.take() {
                 self.complete(previous)?;
             }
-            let (stepped_model, stepped) = outcome?;
-            model = stepped_model;
             let seconds = started.elapsed().as_secs_f64();
             let mut step = stepped.in_flight;
             step.record.images_per_second = stepped.images as f64 / seconds;
