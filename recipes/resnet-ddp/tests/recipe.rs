@@ -184,6 +184,25 @@ fn an_unreadable_image_ends_all_ranks_and_is_named() {
 }
 
 #[test]
+fn an_unreadable_image_in_the_middle_of_a_window_is_the_error_that_is_told() {
+    let place = Place::new();
+    let train: Vec<String> = (0..12).map(|image| format!("{}/{image}.png", ["a", "b"][image % 2])).collect();
+    let train: Vec<&str> = train.iter().map(String::as_str).collect();
+    let data = place.images(&train, &["a/1.png", "b/1.png"]);
+    fs::write(place.path("images/train/a/2.png"), b"not a picture").unwrap();
+    // Two windows of three batches on each rank: with some of the seeds the image comes within the second.
+    for seed in ["0", "1", "2", "3", "4", "5"] {
+        let args = ["--data", &data, "--image-size", "16", "--batch-size", "1", "--accumulate", "3"];
+        let output = place.run(&[&args[..], &["--seed", seed]].concat());
+        let log = fs::read_to_string(place.out.join("logs/rank-1.log")).unwrap();
+        let all = stderr(&output) + &log;
+        assert_eq!(output.status.code(), Some(1), "{all}");
+        assert!(all.contains("images/train/a/2.png") && all.contains("replace or remove the file"), "{all}");
+        fs::remove_dir_all(&place.out).unwrap();
+    }
+}
+
+#[test]
 fn a_run_folder_is_never_used_twice() {
     let place = Place::new();
     fs::create_dir(&place.out).unwrap();
