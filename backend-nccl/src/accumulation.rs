@@ -21,9 +21,7 @@
 //! # }
 //! ```
 
-use std::collections::HashSet;
-
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
@@ -88,7 +86,7 @@ impl GradientAverage {
 
     /// Adds the gradients of one micro-batch.
     pub fn add<M: Module>(&mut self, model: &M, gradients: GradientsParams) {
-        let mut visitor = Add { sums: &mut self.sums, gradients, seen: HashSet::new() };
+        let mut visitor = Add { sums: &mut self.sums, gradients };
         model.visit(&mut visitor);
         self.passes += 1;
     }
@@ -116,15 +114,12 @@ impl GradientAverage {
 
 struct Add<'a> {
     sums: &'a mut GradientsParams,
+    /// Those not yet added: what is taken out counts once, however often its parameter is visited.
     gradients: GradientsParams,
-    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Add<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !self.seen.insert(param.id) {
-            return;
-        }
         let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
         let gradient = match gradient.dtype() {
             DType::F16 | DType::BF16 => gradient.cast(DType::F32),

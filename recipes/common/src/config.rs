@@ -63,9 +63,8 @@ pub struct RunConfig {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DistributedConfig {
-    /// Ranks on this machine; 0 while the default is not known yet.
-    #[serde(skip_serializing_if = "is_unknown")]
-    pub nproc_per_node: usize,
+    /// Ranks on this machine, once they are known.
+    pub nproc_per_node: Option<usize>,
     /// Over which images batch normalisation takes its statistics.
     #[serde(serialize_with = "norm_name")]
     pub norm: Norm,
@@ -134,8 +133,8 @@ impl RunConfig {
             workers: options.workers,
             distributed: job.distributed.map(|options| DistributedConfig {
                 nproc_per_node: match options.nproc_per_node {
-                    NprocPerNode::Auto => 0,
-                    NprocPerNode::Count(count) => count.get(),
+                    NprocPerNode::Auto => None,
+                    NprocPerNode::Count(count) => Some(count.get()),
                 },
                 norm: options.norm,
                 bucket_mb: options.bucket_mb,
@@ -197,10 +196,6 @@ fn native_size(data: &DataSource) -> usize {
         DataSource::Cifar(..) => 32,
         DataSource::Folder(_) => 224,
     }
-}
-
-fn is_unknown(count: &usize) -> bool {
-    *count == 0
 }
 
 fn norm_name<S: Serializer>(norm: &Norm, serializer: S) -> Result<S::Ok, S::Error> {

@@ -119,7 +119,7 @@ fn run_rank(
     let (rank, world_size) = (environment.rank, environment.world_size);
     let mut config = RunConfig::new(job);
     if let Some(distributed) = &mut config.distributed {
-        distributed.nproc_per_node = environment.local_world_size;
+        distributed.nproc_per_node = Some(environment.local_world_size);
     }
     if rank == 0 {
         progress::check(options.progress)?;

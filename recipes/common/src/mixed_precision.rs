@@ -45,11 +45,6 @@ impl MixedPrecision {
         };
         let autocast = AutocastConfig::new(precision).with_full_precision_paths(paths.collect()).init();
         autocast.check(model, &device.device).map_err(refused)?;
-        if let Some(group) = group {
-            autocast
-                .check_ranks(group)
-                .map_err(|error| RecipeError::group(format!("cannot train in {precision}"), error))?;
-        }
         let scaler = match config {
             Some(config) if precision == Precision::F16 => {
                 let scaler = GradScalerConfig::new()
