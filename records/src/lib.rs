@@ -1,0 +1,6 @@
+//! Weights and checkpoints for [Burn](https://burn.dev): in from PyTorch, safetensors and burnpack, out again, and
+//! training states that survive a crash.
+
+mod error;
+
+pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! Files of weights and checkpoints, on real files.

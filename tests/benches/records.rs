@@ -1,0 +1,3 @@
+//! Saving and loading weights, beside PyTorch.
+
+fn main() {}
