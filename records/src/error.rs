@@ -78,7 +78,7 @@ pub enum Error {
     },
     /// Something exceeds what the readers of a format accept.
     #[error("{what} is {size}, and readers of {format} accept {limit} at most; save it in parts")]
-    TooLarge {
+    Limit {
         /// A tensor, or a part of the file.
         what: String,
         /// How large it is, in bytes or in number.

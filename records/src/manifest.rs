@@ -125,14 +125,14 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// [`Error::File`] with the old manifest in place; [`Error::TooLarge`] for one that [`read`](Self::read) would refuse.
+    /// [`Error::File`] with the old manifest in place; [`Error::Limit`] for one that [`read`](Self::read) would refuse.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
         let mut json = serde_json::to_vec_pretty(self).expect("plain data with text for keys is JSON");
         json.push(b'\n');
         let size = json.len() as u64;
         if size > MAX_BYTES {
             let what = "the manifest".into();
-            return Err(Error::TooLarge { what, size, limit: MAX_BYTES, format: "manifests" });
+            return Err(Error::Limit { what, size, limit: MAX_BYTES, format: "manifests" });
         }
         atomic::write(&folder.as_ref().join(Self::FILE_NAME), &json, true, true)
     }

@@ -186,7 +186,7 @@ pub struct SaveReport {
 /// # Errors
 ///
 /// [`Error::SaveOptions`], [`Error::CompressionLevel`], [`Error::Exists`], [`Error::NotAFile`], [`Error::DuplicateTensor`],
-/// [`Error::Unstorable`] and [`Error::TooLarge`] before anything is written; [`Error::Overflow`], [`Error::Tensor`] and
+/// [`Error::Unstorable`] and [`Error::Limit`] before anything is written; [`Error::Overflow`], [`Error::Tensor`] and
 /// [`Error::File`] with nothing changed at `path`.
 pub fn save<M: Module>(module: &M, path: impl AsRef<Path>, options: &SaveOptions) -> Result<SaveReport> {
     options.check()?;
