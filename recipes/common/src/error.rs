@@ -72,7 +72,13 @@ impl RecipeError {
     pub fn records(what: impl Into<String>, error: RecordsError) -> Self {
         match error {
             // Another rank may be the cause.
-            //RecordsError::Group(error) => Self::group(what, error),
+            RecordsError::Group(error) => Self::group(what, error),
+            RecordsError::Mismatch { report, .. } => {
+                let text = report.to_string();
+                // The last line speaks to programmers.
+                let (cause, _) = text.rsplit_once('\n').unwrap_or((&text, ""));
+                Self::failure(what, cause, "give the weights of this model, or another --model")
+            }
             error => Self::from_text(what, &error.to_string()),
         }
     }

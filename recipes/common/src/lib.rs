@@ -59,6 +59,7 @@ pub mod single;
 pub mod tensorboard;
 pub mod train;
 mod trainer;
+mod warning;
 mod weights;
 
 pub use config::{JobOptions, RunConfig};

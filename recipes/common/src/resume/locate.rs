@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_nccl::Environment;
 use burn_nccl_records::checkpoint::{self, Found};
 
 use super::choice::ResumeChoice;
 use crate::error::{RecipeError, Result};
+use crate::warning::warn_once;
 
 /// Where a run keeps its checkpoints.
 pub(crate) const CHECKPOINT_FOLDER: &str = "checkpoints";
@@ -29,7 +29,7 @@ pub(crate) fn locate(choice: &ResumeChoice, out: Option<&Path>, recipe: &str) ->
                     return Ok(Some(found));
                 }
             }
-            tell("there is no complete checkpoint to resume: this is a new run".into());
+            warn_once("there is no complete checkpoint to resume: this is a new run");
             Ok(None)
         }
     }
@@ -60,7 +60,7 @@ fn newest(folder: &Path) -> Result<Option<PathBuf>> {
     let Found { newest, broken } = checkpoint::find(folder)
         .map_err(|error| RecipeError::records("cannot look for checkpoints", error))?;
     for broken in broken {
-        tell(format!("passing over {}: {}", broken.path.display(), broken.why));
+        warn_once(&format!("passing over {}: {}", broken.path.display(), broken.why));
     }
     Ok(newest)
 }
@@ -81,13 +81,6 @@ fn newest_first(runs: &Path, recipe: &str) -> Vec<PathBuf> {
     });
     found.reverse();
     found
-}
-
-/// Says something once, whatever the number of ranks.
-fn tell(text: String) {
-    if Environment::read().ok().flatten().is_none_or(|environment| environment.rank == 0) {
-        log::warn!("{text}");
-    }
 }
 
 #[cfg(test)]
