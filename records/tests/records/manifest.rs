@@ -53,7 +53,7 @@ fn a_manifest_is_read_as_it_was_written() {
 #[test]
 fn sha256sum_agrees() {
     let folder = folder();
-    let large: Vec<u8> = (0..3_000_000_u32).map(|i| (i * i >> 7) as u8).collect();
+    let large: Vec<u8> = (0..3_000_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
     fs::write(folder.path().join("large.bin"), large).unwrap();
     let manifest = Manifest::describe(folder.path(), &["large.bin"]).unwrap();
     match Command::new("sha256sum").arg(folder.path().join("large.bin")).output() {

@@ -76,7 +76,7 @@ fn assert_holds_net(found: &Value, half: Option<&str>) {
     let [dtype, shape, values] = &found["conv.weight"].as_array().unwrap()[..] else { panic!("{found}") };
     assert_eq!(dtype, half.unwrap_or("torch.float32"));
     assert_eq!(shape, &serde_json::json!([5, 2, 3, 3]));
-    let tolerance = if half.is_some() { 2e-3 } else { 0.0 };
+    let tolerance = if half.is_some() { 1e-3 } else { 1e-15 };
     let errors = numbers(values).into_iter().zip(&weight).map(|(a, b)| (a - f64::from(*b)).abs());
     assert!(errors.fold(0.0, f64::max) <= tolerance);
     assert_eq!(found["norm.weight"][0], "torch.float32");
