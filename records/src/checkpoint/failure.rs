@@ -137,8 +137,7 @@ mod tests {
     fn a_failure_is_the_same_after_its_way_to_another_rank() {
         let failure =
             CheckpointFailure::io("write", Path::new("a"))(io::Error::from(io::ErrorKind::PermissionDenied));
-        let told: CheckpointFailure =
-            serde_json::from_slice(&serde_json::to_vec(&failure).unwrap()).unwrap();
+        let told: CheckpointFailure = serde_json::from_slice(&serde_json::to_vec(&failure).unwrap()).unwrap();
         assert_eq!(told, failure);
         assert!(matches!(told, CheckpointFailure::NotWritable { .. }));
     }

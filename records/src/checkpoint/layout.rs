@@ -75,13 +75,17 @@ pub(super) fn entries(folder: &Path) -> io::Result<Vec<(Name, PathBuf)>> {
 }
 
 /// Gives `attempt` names that differ in this process and in time, until one is free.
-fn unused<T>(name: impl Fn(&str) -> PathBuf, attempt: impl Fn(&Path) -> io::Result<T>) -> (PathBuf, io::Result<T>) {
+fn unused<T>(
+    name: impl Fn(&str) -> PathBuf,
+    attempt: impl Fn(&Path) -> io::Result<T>,
+) -> (PathBuf, io::Result<T>) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
         let path = name(&format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
         match attempt(&path) {
             // A leftover of a dead process whose number came round again.
-            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {
+            }
             result => return (path, result),
         }
     }
@@ -98,7 +102,8 @@ pub(super) struct Staged {
 
 impl Staged {
     pub(super) fn create(folder: &Path, step: u64) -> Result<Self> {
-        let (path, created) = unused(|id| folder.join(format!(".step-{step}.{id}.tmp")), |path| fs::create_dir(path));
+        let (path, created) =
+            unused(|id| folder.join(format!(".step-{step}.{id}.tmp")), |path| fs::create_dir(path));
         created.map_err(CheckpointFailure::io("create", &path))?;
         Ok(Self { folder: folder.into(), path, step, published: false })
     }
@@ -143,7 +148,8 @@ fn make_room(folder: &Path, step: u64, target: &Path) -> Result<Option<PathBuf>>
     if contents::check_sizes(target).is_ok() {
         return retire(folder, step, target).map(Some);
     }
-    let (path, renamed) = unused(|id| folder.join(format!("step-{step}.broken-{id}")), |path| fs::rename(target, path));
+    let (path, renamed) =
+        unused(|id| folder.join(format!("step-{step}.broken-{id}")), |path| fs::rename(target, path));
     renamed.map_err(CheckpointFailure::io("rename", target))?;
     log::warn!("{} was no complete checkpoint and is now {}", target.display(), path.display());
     Ok(None)
@@ -151,7 +157,8 @@ fn make_room(folder: &Path, step: u64, target: &Path) -> Result<Option<PathBuf>>
 
 /// Takes the name of a checkpoint away, so that nobody finds it half deleted.
 pub(super) fn retire(folder: &Path, step: u64, path: &Path) -> Result<PathBuf> {
-    let (retired, renamed) = unused(|id| folder.join(format!(".step-{step}.{id}.old")), |to| fs::rename(path, to));
+    let (retired, renamed) =
+        unused(|id| folder.join(format!(".step-{step}.{id}.old")), |to| fs::rename(path, to));
     renamed.map_err(CheckpointFailure::io("rename", path))?;
     Ok(retired)
 }
@@ -173,7 +180,8 @@ pub(super) fn sweep(folder: &Path) -> io::Result<()> {
             Name::Step(_) => false,
             Name::Staged(_) => true,
             Name::Retired(step) => {
-                contents::check_sizes(&step_folder(folder, step)).is_ok() || contents::check_sizes(&path).is_err()
+                contents::check_sizes(&step_folder(folder, step)).is_ok()
+                    || contents::check_sizes(&path).is_err()
             }
         };
         if is_left_over {
@@ -194,16 +202,73 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(CheckpointFailure::io("write", path))
 }
 
-/// Takes a file that is already written down to the disk.
-pub(super) fn sync_file(path: &Path) -> Result<()> {
-    let sync = || File::options().write(true).open(path)?.sync_all();
-    sync().map_err(CheckpointFailure::io("write", path))
-}
-
 /// Takes the names in `path` down to the disk, where the system has a way to.
 fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(unix) {
-        File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointFailure::io("write", path))?;
+        File::open(path)
+            .and_then(|folder| folder.sync_all())
+            .map_err(CheckpointFailure::io("write", path))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_this_crate_gives_are_its_own() {
+        for (name, expected) in [
+            ("step-0", Some(Name::Step(0))),
+            ("step-18446744073709551615", Some(Name::Step(u64::MAX))),
+            (".step-7.12-0.tmp", Some(Name::Staged(7))),
+            (".step-7.12-3.old", Some(Name::Retired(7))),
+            ("step-", None),
+            ("step-07", None),
+            ("step-+7", None),
+            ("step--7", None),
+            ("step-18446744073709551616", None),
+            ("step-7 ", None),
+            ("step-7.broken-1-1", None),
+            ("Step-7", None),
+            (".step-7.tmp", None),
+            (".step-7.12.tmp", None),
+            (".step-7.12-0.tmp.", None),
+            (".step-7.12-0.tmpx", None),
+            (".step-7.12-0-1.tmp", None),
+            (".step-7.a-0.tmp", None),
+            ("step-7.12-0.tmp", None),
+        ] {
+            assert_eq!(Name::parse(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_never_published_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let staged = Staged::create(folder.path(), 3).unwrap();
+        write_file(&staged.path().join("half"), b"1").unwrap();
+        drop(staged);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_sweep_leaves_what_other_people_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["step-1", ".step-1.tmp", ".step-1.2-3.tmp.d", "notes", "step-2.broken-1-1"];
+        for name in names.iter().chain(&[".step-1.2-3.tmp", ".step-1.2-3.old"]) {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("file"), "kept").unwrap();
+        }
+        fs::write(folder.path().join(".step-4.1-1.tmp"), "a file, not a folder").unwrap();
+        sweep(folder.path()).unwrap();
+        let mut left: Vec<String> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|it| it.unwrap().file_name().display().to_string())
+            .collect();
+        left.sort();
+        let mut expected: Vec<&str> = names.iter().copied().chain([".step-4.1-1.tmp"]).collect();
+        expected.sort_unstable();
+        assert_eq!(left, expected);
+    }
 }

@@ -9,8 +9,11 @@ use std::path::Path;
 
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::burn_pack::{Bytes, DType, Error as PackError, Reader, Scalar, Tensor, Writer};
+use burn::tensor::AllocationProperty;
 
 use super::snapshot::{Parameter, Parameters};
+use crate::OpenOptions;
+use crate::source::Contents;
 
 /// The rank of a parameter, as [`ModuleOptimizer::to_record`] keeps it beside the state.
 const RANK: &str = "__rank";
@@ -29,21 +32,28 @@ pub(super) fn load(
     parameters: &Parameters,
 ) -> Result<ModuleOptimizer, String> {
     check(file, &optimizer, parameters)?;
-    let record = OptimizerRecord::load(file).map_err(|error| error.to_string())?;
+    let record = OptimizerRecord::from_bytes(map(file)?).map_err(|error| error.to_string())?;
     Ok(optimizer.load_record(record))
+}
+
+/// The bytes of `file`, mapped. Burn's own way to read a file opens it again for each tensor, when that is first used:
+/// after the checkpoint may have been deleted.
+fn map(file: &Path) -> Result<Bytes, String> {
+    let contents = Contents::open(file, false, &OpenOptions::default()).map_err(|error| error.to_string())?;
+    Ok(Bytes::from_shared(contents.bytes, AllocationProperty::File))
 }
 
 /// What would be lost or wrong if the state in `file` were loaded into `optimizer` for a model with `parameters`.
 pub(super) fn check(file: &Path, optimizer: &ModuleOptimizer, parameters: &Parameters) -> Result<(), String> {
-    let found = Contents::read(file).map_err(|error| error.to_string())?;
+    let found = Reader::from_bytes(map(file)?).and_then(Record::read).map_err(|error| error.to_string())?;
     found.tensors.iter().try_for_each(|tensor| check_tensor(tensor, parameters))?;
     found.scalars.iter().try_for_each(|(name, value)| check_scalar(name, *value, &found, parameters))?;
     found.paths.iter().try_for_each(|(id, path)| check_path(id, path, parameters))?;
     found.check_by(optimizer)
 }
 
-/// A file without the values of its tensors.
-struct Contents {
+/// An optimizer's record without the values of its tensors.
+struct Record {
     tensors: Vec<Entry>,
     scalars: BTreeMap<String, Scalar>,
     paths: BTreeMap<String, String>,
@@ -56,12 +66,8 @@ struct Entry {
     shape: Vec<usize>,
 }
 
-impl Contents {
-    fn read(file: &Path) -> Result<Self, PackError> {
-        Self::from_reader(Reader::from_file_exact(file)?)
-    }
-
-    fn from_reader(reader: Reader) -> Result<Self, PackError> {
+impl Record {
+    fn read(reader: Reader) -> Result<Self, PackError> {
         let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
         let entry = |tensor: Tensor| Entry {
             name: tensor.name,
@@ -90,7 +96,7 @@ impl Contents {
         let record = writer.into_bytes().map_err(|error| failed(&error))?;
         let record = OptimizerRecord::from_bytes(record).map_err(|error| failed(&error))?;
         let again = optimizer.clone().load_record(record).into_bytes().map_err(|error| failed(&error))?;
-        let again = Reader::from_bytes(again).and_then(Self::from_reader).map_err(|error| failed(&error))?;
+        let again = Reader::from_bytes(again).and_then(Self::read).map_err(|error| failed(&error))?;
         self.check_same(&again)
     }
 
@@ -152,7 +158,7 @@ fn check_tensor(entry: &Entry, parameters: &Parameters) -> Result<(), String> {
     ))
 }
 
-fn check_scalar(name: &str, value: Scalar, found: &Contents, parameters: &Parameters) -> Result<(), String> {
+fn check_scalar(name: &str, value: Scalar, found: &Record, parameters: &Parameters) -> Result<(), String> {
     let (_, parameter) = owner(name, parameters)?;
     let count = match value {
         Scalar::UInt(count) => count,
@@ -166,7 +172,10 @@ fn check_scalar(name: &str, value: Scalar, found: &Contents, parameters: &Parame
     }
     let rank = parameter.shape.len();
     if name.split_once('.').is_some_and(|(_, field)| field == RANK) && count != rank as u64 {
-        return Err(format!("`{name}` is {count} and its parameter `{}` has {rank} dimensions", parameter.path));
+        return Err(format!(
+            "`{name}` is {count} and its parameter `{}` has {rank} dimensions",
+            parameter.path
+        ));
     }
     Ok(())
 }

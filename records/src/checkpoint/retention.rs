@@ -11,8 +11,10 @@ pub(super) fn doomed(all: &[(u64, Option<f64>)], newest: u64, config: &Checkpoin
     steps.sort_unstable();
     let last = &steps[steps.len().saturating_sub(config.keep_last.max(1))..];
 
-    let mut by_metric: Vec<(u64, f64)> =
-        all.iter().filter_map(|(step, metric)| Some((*step, metric.filter(|metric| !metric.is_nan())?))).collect();
+    let mut by_metric: Vec<(u64, f64)> = all
+        .iter()
+        .filter_map(|(step, metric)| Some((*step, metric.filter(|metric| !metric.is_nan())?)))
+        .collect();
     by_metric.sort_by(|(step, metric), (other_step, other)| {
         let order = match config.best {
             Best::Lowest => metric.total_cmp(other),
@@ -55,7 +57,11 @@ mod tests {
             (2, 0, Best::Lowest, &[2, 3]),
             (9, 9, Best::Lowest, &[1, 2, 3]),
         ] {
-            assert_eq!(kept(&metrics, keep_last, keep_best, best), expected, "{keep_last}, {keep_best}, {best:?}");
+            assert_eq!(
+                kept(&metrics, keep_last, keep_best, best),
+                expected,
+                "{keep_last}, {keep_best}, {best:?}"
+            );
         }
     }
 

@@ -97,7 +97,9 @@ pub(super) fn decode(text: &str) -> Result<TrainingState, String> {
     unquote_floats(&mut written)?;
     let version = written.get("version").and_then(Value::as_u64).ok_or("it has no `version`")?;
     if version > VERSION {
-        return Err(format!("it is of version {version} and this program reads {VERSION}; use a newer program"));
+        return Err(format!(
+            "it is of version {version} and this program reads {VERSION}; use a newer program"
+        ));
     }
     let state = written.get_mut("state").map(Value::take).ok_or("it has no `state`")?;
     serde_json::from_value(state).map_err(|error| error.to_string())

@@ -1,1 +1,3 @@
 //! Files of weights and checkpoints, on real files.
+
+mod checkpoints;
