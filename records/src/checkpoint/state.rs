@@ -61,11 +61,11 @@ pub struct SamplerState {
 /// The seed of the random draws of `rank` in `step`: the same whenever it is asked, so that a training that resumes
 /// there draws the same numbers, and unrelated for steps and ranks beside each other.
 ///
-/// Three rounds of splitmix64's output function over `seed`, `step` and `rank`.
+/// `mix(mix(mix(seed) ^ step) ^ rank)` with splitmix64's output function.
 ///
 /// Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
 pub fn step_seed(seed: u64, step: u64, rank: u64) -> u64 {
-    [step, rank].into_iter().fold(mix(seed), |state, value| mix(state ^ mix(value)))
+    [step, rank].into_iter().fold(mix(seed), |state, value| mix(state ^ value))
 }
 
 /// splitmix64: a step by the golden ratio, then the finalizer.

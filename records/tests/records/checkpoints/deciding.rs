@@ -108,7 +108,8 @@ fn all_ranks_continue_where_they_are_to() {
 
 #[test]
 fn ranks_in_different_calls_or_steps_are_told_so() {
-    let cases: [(fn(usize, &mut Checkpointer) -> Result<(), Error>, [&str; 2]); 2] = [
+    type Call = fn(usize, &mut Checkpointer) -> Result<(), Error>;
+    let cases: [(Call, [&str; 2]); 2] = [
         (
             |rank, checkpointer| match rank {
                 0 => checkpointer.wait(),

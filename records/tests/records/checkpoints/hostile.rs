@@ -75,7 +75,8 @@ fn a_state_that_fits_no_parameter_is_refused_before_it_is_used() {
     let folder = at(folder.path(), 2);
     let path = folder.join("optimizer.bpk");
     let sound = fs::read(&path).unwrap();
-    let damages: [(&str, &dyn Fn(&mut Parts), &str); 14] = [
+    type Damage<'a> = &'a dyn Fn(&mut Parts);
+    let damages: [(&str, Damage<'_>, &str); 14] = [
         ("another's id", &|parts| parts.tensors[0].param_id = Some(1), "carries another parameter's id"),
         ("no id", &|parts| parts.tensors[0].param_id = None, "carries another parameter's id"),
         ("no owner", &|parts| parts.tensors[0].name = "7.moment".into(), "belongs to no parameter"),
