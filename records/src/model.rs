@@ -1,0 +1,53 @@
+use burn::module::Module;
+use burn::tensor::Device;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::Path;
+
+use crate::error::Result;
+use crate::save::{SaveOptions, SaveReport, save};
+
+/// The metadata key of [`Architecture::NAME`].
+const ARCHITECTURE_KEY: &str = "burn-nccl.architecture";
+
+/// The metadata key of the config, as JSON.
+const CONFIG_KEY: &str = "burn-nccl.config";
+
+/// A kind of model that a file can describe: the config from which it is built.
+///
+/// With it, [`save_model`] writes a file from which `load_model` builds the model again, without a config beside it.
+pub trait Architecture: Serialize + DeserializeOwned {
+    /// What files call this kind of model, such as `resnet`. Never change it: files have it.
+    const NAME: &'static str;
+
+    /// The model that the config describes.
+    type Model: Module;
+
+    /// Builds the model, with its initial weights.
+    fn init(&self, device: &Device) -> Self::Model;
+
+    /// Says why no model can be built from this config, which may come from a damaged or hostile file.
+    ///
+    /// # Errors
+    ///
+    /// The reason. The default has none.
+    fn check(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Saves a model together with its config, in one file.
+///
+/// # Errors
+///
+/// As [`save`].
+pub fn save_model<A: Architecture>(
+    config: &A,
+    model: &A::Model,
+    path: impl AsRef<Path>,
+    options: &SaveOptions,
+) -> Result<SaveReport> {
+    let json = serde_json::to_string(config).expect("a config is plain data with text for keys");
+    let options = options.clone().with_metadata(ARCHITECTURE_KEY, A::NAME).with_metadata(CONFIG_KEY, json);
+    save(model, path, &options)
+}
