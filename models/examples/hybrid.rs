@@ -43,7 +43,9 @@ impl Classifier {
     fn new(host: &Device, accelerator: &Device) -> Self {
         Self {
             embedding: EmbeddingConfig::new(WORDS, WIDTH).init(host),
-            encoder: TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 2, 1).with_dropout(0.0).init(accelerator),
+            encoder: TransformerEncoderConfig::new(WIDTH, 2 * WIDTH, 2, 1)
+                .with_dropout(0.0)
+                .init(accelerator),
             output: LinearConfig::new(WIDTH, CLASSES).init(accelerator),
         }
     }
@@ -109,8 +111,7 @@ fn save_and_load(
 
 fn main() -> Result<(), Box<dyn Error>> {
     let [host, accelerator] = [Device::flex().autodiff(), Device::ndarray().autodiff()];
-    let (model, [first, last]) =
-        train(Classifier::new(&host, &accelerator), 100, &host, &accelerator)?;
+    let (model, [first, last]) = train(Classifier::new(&host, &accelerator), 100, &host, &accelerator)?;
     println!("loss {first:.3} -> {last:.3}; embedding on {host:?}, encoder on {accelerator:?}");
     let file = std::env::temp_dir().join(format!("hybrid-{}.bpk", std::process::id()));
     let loaded = save_and_load(&model, &file, &host, &accelerator);
@@ -134,7 +135,10 @@ mod tests {
         let file = folder.path().join("model.bpk");
         let loaded = save_and_load(&model, &file, &host, &accelerator).unwrap();
         assert_eq!(loaded.embedding.weight.device(), host);
-        assert!(loaded.encoder.devices() == [accelerator.clone()] && loaded.output.devices() == [accelerator.clone()]);
+        assert!(
+            loaded.encoder.devices() == [accelerator.clone()]
+                && loaded.output.devices() == [accelerator.clone()]
+        );
         let sentences = || batch(0, &host, &accelerator).0;
         let logits = |model: &Classifier| model.forward(sentences()).into_data();
         logits(&loaded).assert_eq(&logits(&model), true);

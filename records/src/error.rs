@@ -3,6 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use burn::tensor::DType;
+
+use crate::LoadReport;
+
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -141,6 +145,96 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+
+    /// The file or folder holds none of the formats that [`Source`](crate::Source) reads.
+    #[error("{} is no file of weights that can be read here: {found}; expected PyTorch (.pth), safetensors, burnpack (.bpk) or a checkpoint folder", path.display())]
+    UnknownFormat {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it seems to be instead, and the way out where one is known.
+        found: String,
+    },
+
+    /// The file is damaged, cut short or made to mislead; nothing was loaded from it.
+    #[error("{} is not a sound {format} file: {reason}; fetch or save it again", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// The format it was read as.
+        format: &'static str,
+        /// What is wrong, with the tensor or entry concerned.
+        reason: String,
+    },
+
+    /// The file would take more memory than is allowed for one of its size.
+    #[error("{} would expand from {from} to {bytes} bytes, above the limit of {limit}; if it is to be trusted, raise `OpenOptions::max_expanded_bytes`", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size on disk.
+        from: u64,
+        /// What it claims to hold, or what came out of it before the limit stopped it.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+
+    /// A tensor has an element type that Burn lacks, or that loading does not support.
+    #[error("tensor `{tensor}` of {} has the element type {dtype}, which cannot be loaded; convert it with the tool that wrote the file", path.display())]
+    UnsupportedType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name.
+        tensor: String,
+        /// The type's name in the file.
+        dtype: String,
+    },
+
+    /// A PyTorch file has no dictionary of tensors under the key asked for, or several to choose from.
+    #[error("{} {reason}; name one with `OpenOptions::key`, its dictionaries of tensors are {}", path.display(), list(available))]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the key.
+        reason: String,
+        /// The keys that would do.
+        available: Vec<String>,
+    },
+
+    /// An index of shards and the files beside it do not belong together, or a name leads out of the folder.
+    #[error("index {} cannot be followed: {reason}; fetch the whole folder again", index.display())]
+    Shards {
+        /// The index.
+        index: PathBuf,
+        /// What is wrong, with the shard or tensor concerned.
+        reason: String,
+    },
+
+    /// The tensors of the file do not fit the model; the model is unchanged.
+    #[error("{} does not fit the model: {report}", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// Every difference, each with the nearest candidates.
+        report: Box<LoadReport>,
+    },
+
+    /// Floating-point parameters cannot be loaded as this type.
+    #[error(
+        "parameters cannot be loaded as {dtype:?}, which is no floating-point type; use F64, F32, F16 or BF16"
+    )]
+    NotFloat {
+        /// The type asked for.
+        dtype: DType,
+    },
+}
+
+/// `a`, `b` and `c`; or `none`.
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "none".into(),
+        names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+    }
 }
 
 impl std::fmt::Debug for Error {

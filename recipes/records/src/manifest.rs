@@ -151,7 +151,8 @@ fn tensors_in(folder: &Path, name: &str) -> Result<Vec<ManifestTensor>> {
 
 /// What the summary of a run says about its weights.
 fn summary(folder: &Path, names: &[String]) -> Map<String, Value> {
-    let summary = names.iter().find(|name| *name == SUMMARY).and_then(|name| fs::read(folder.join(name)).ok());
+    let summary =
+        names.iter().find(|name| *name == SUMMARY).and_then(|name| fs::read(folder.join(name)).ok());
     let summary: Map<String, Value> =
         summary.and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
     summary.into_iter().filter(|(key, _)| SUMMARY_KEYS.contains(&key.as_str())).collect()

@@ -77,7 +77,8 @@ impl Contents {
 
     fn text(&self) -> String {
         let compressed = if self.compressed { ", compressed with zstd" } else { "" };
-        let files = if self.files.len() > 1 { format!(" in {} files", self.files.len()) } else { String::new() };
+        let files =
+            if self.files.len() > 1 { format!(" in {} files", self.files.len()) } else { String::new() };
         let mut text = format!(
             "{}: {}{compressed}, {}{files}, {} tensors with {} values\n",
             self.path.display(),
@@ -87,11 +88,19 @@ impl Contents {
             self.values,
         );
         if !self.metadata.is_empty() {
-            let rows = self.metadata.iter().map(|(key, value)| [key.escape_debug().to_string(), value.escape_debug().to_string()]);
+            let rows = self
+                .metadata
+                .iter()
+                .map(|(key, value)| [key.escape_debug().to_string(), value.escape_debug().to_string()]);
             text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
         }
         let rows = self.tensors.iter().map(|tensor| {
-            [tensor.name.escape_debug().to_string(), tensor.dtype.into(), format!("{:?}", tensor.shape), size(tensor.bytes)]
+            [
+                tensor.name.escape_debug().to_string(),
+                tensor.dtype.into(),
+                format!("{:?}", tensor.shape),
+                size(tensor.bytes),
+            ]
         });
         text + "\n" + &table(&rows.collect::<Vec<_>>())
     }

@@ -38,7 +38,8 @@ impl Input {
     pub(crate) fn options(&self) -> OpenOptions {
         let mut options = OpenOptions::default();
         options.key = self.key.clone();
-        options.max_expanded_bytes = self.max_expanded_mb.map(|megabytes| megabytes.get().saturating_mul(1_000_000));
+        options.max_expanded_bytes =
+            self.max_expanded_mb.map(|megabytes| megabytes.get().saturating_mul(1_000_000));
         options
     }
 }

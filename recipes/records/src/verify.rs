@@ -30,8 +30,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             "write one with recipe-records manifest",
         ));
     }
-    let manifest =
-        Manifest::read(folder).map_err(|error| records(format!("cannot verify {}", folder.display()), &error))?;
+    let manifest = Manifest::read(folder)
+        .map_err(|error| records(format!("cannot verify {}", folder.display()), &error))?;
     let found = manifest.verify(folder);
     if found.is_intact() {
         let bytes = manifest.files.iter().map(|file| file.bytes).sum();
@@ -47,6 +47,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Err(RecipeError::failure(
         format!("{} is not what its manifest says", folder.display()),
         format!("{} of {} files differ, as listed", found.faults.len(), manifest.files.len()),
-        if pointers > 0 { "run git lfs pull: a file is a Git LFS pointer" } else { "fetch or copy these files again" },
+        if pointers > 0 {
+            "run git lfs pull: a file is a Git LFS pointer"
+        } else {
+            "fetch or copy these files again"
+        },
     ))
 }

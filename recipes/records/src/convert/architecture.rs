@@ -120,7 +120,9 @@ fn stem(source: &Source) -> Option<Stem> {
 /// The shape of the network's tensor `name`, which wrappers may have put a prefix before. The shortest name is meant:
 /// blocks have a `conv1.weight` too.
 fn shape<'a>(source: &'a Source, name: &str) -> Option<&'a [usize]> {
-    let is_meant = |found: &str| found.strip_suffix(name).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'));
+    let is_meant = |found: &str| {
+        found.strip_suffix(name).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+    };
     let tensors = source.tensors().iter().filter(|tensor| is_meant(tensor.name()));
     tensors.min_by_key(|tensor| tensor.name().len()).map(|tensor| tensor.shape())
 }
@@ -134,7 +136,8 @@ mod tests {
     #[test]
     fn a_runs_settings_describe_its_network_and_other_files_of_that_name_none() {
         let run = json!({ "model": "resnet18", "stem": "cifar", "norm": "sync-batch", "epochs": 3 });
-        let expected = ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar).with_norm(NormConfig::SyncBatch);
+        let expected =
+            ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar).with_norm(NormConfig::SyncBatch);
         assert_eq!(run_config(&run, Some(10)), Some(expected));
         assert_eq!(run_config(&run, None), None);
         assert_eq!(run_config(&json!({ "model_type": "resnet", "depths": [3, 4] }), Some(10)), None);

@@ -41,7 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let source = open(&options.input)?;
     let config = architecture::find(&options.architecture, &source, &options.input.path)?;
     let found = names::of(&source);
-    let route = names::route(target, found, config.is_some()).ok_or_else(|| needs_network(options, target))?;
+    let route =
+        names::route(target, found, config.is_some()).ok_or_else(|| needs_network(options, target))?;
     // The network also checks what a copy would only hand on.
     let network = config.as_ref().map(|config| load(options, &source, config)).transpose()?;
     let report = match (&config, &network, route) {
@@ -53,7 +54,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         _ => {
             let save_options = with_metadata(options.target.save_options(target, found), &source);
             let save_options = architecture::describe(save_options, config.as_ref());
-            save_tensors(container::tensors(&source, options.target.dtype, target), &options.to, &save_options)
+            save_tensors(
+                container::tensors(&source, options.target.dtype, target),
+                &options.to,
+                &save_options,
+            )
         }
     };
     tell(&report.map_err(|error| not_written(options, &error))?)
@@ -69,7 +74,12 @@ fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<Res
     let load_options = LoadOptions::default().with_open(options.input.options()).with_dtype(dtype);
     let network = Architecture::init(config, &device);
     load_source(&network, source, &load_options).map(|(network, _)| network).map_err(|error| {
-        let what = format!("{} is not a {} with {} classes", options.input.path.display(), config.depth, config.num_classes);
+        let what = format!(
+            "{} is not a {} with {} classes",
+            options.input.path.display(),
+            config.depth,
+            config.num_classes
+        );
         match &error {
             Error::Mismatch { report, .. } => {
                 RecipeError::failure(what, report.to_string(), "check --model, --classes and --stem")
@@ -81,12 +91,16 @@ fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<Res
 
 /// `options` with the text of the old file, except what says how that one was written.
 fn with_metadata(options: SaveOptions, source: &Source) -> SaveOptions {
-    let kept = source.metadata().iter().filter(|(key, _)| !["format", "producer", names::NAMES_KEY].contains(&key.as_str()));
+    let kept = source
+        .metadata()
+        .iter()
+        .filter(|(key, _)| !["format", "producer", names::NAMES_KEY].contains(&key.as_str()));
     kept.fold(options, |options, (key, value)| options.with_metadata(key, value))
 }
 
 fn needs_network(options: &Options, target: Target) -> RecipeError {
-    let (theirs, ours) = if target == Target::Torch { ("Burn's", "PyTorch's") } else { ("PyTorch's", "Burn's") };
+    let (theirs, ours) =
+        if target == Target::Torch { ("Burn's", "PyTorch's") } else { ("PyTorch's", "Burn's") };
     let other = if target == Target::Torch { "" } else { ", or keep the names with --to safetensors" };
     RecipeError::usage(
         format!("cannot convert {}", options.input.path.display()),
@@ -101,7 +115,10 @@ fn not_written(options: &Options, error: &Error) -> RecipeError {
     let remedy = match error {
         Error::Exists { .. } => "choose another name, or replace it with --overwrite",
         Error::Overflow { .. } => "use --dtype bf16, or leave --dtype out",
-        Error::SaveOptions { .. } | Error::NotAFile { .. } | Error::NotAFolder { .. } | Error::CompressionLevel { .. } => &refused.remedy,
+        Error::SaveOptions { .. }
+        | Error::NotAFile { .. }
+        | Error::NotAFolder { .. }
+        | Error::CompressionLevel { .. } => &refused.remedy,
         _ => return refused,
     };
     let kind = if matches!(error, Error::Overflow { .. }) { ErrorKind::Failure } else { ErrorKind::Usage };

@@ -52,7 +52,9 @@ pub(super) fn wrapper<'a>(names: &[&'a str]) -> &'a str {
     let Some(&first) = names.first() else { return "" };
     let mut end = 0;
     while let Some(prefix) = WRAPPERS.iter().find(|prefix| {
-        let wrapped = |name: &&str| name.get(end..).is_some_and(|rest| rest.len() > prefix.len() && rest.starts_with(**prefix));
+        let wrapped = |name: &&str| {
+            name.get(end..).is_some_and(|rest| rest.len() > prefix.len() && rest.starts_with(**prefix))
+        };
         names.iter().all(wrapped)
     }) {
         end += prefix.len();
@@ -67,7 +69,12 @@ mod tests {
     #[test]
     fn only_the_other_sides_names_need_the_network() {
         use Names::{Burn, Torch};
-        let copies = [(Target::Bpk, Burn), (Target::Torch, Torch), (Target::Safetensors, Burn), (Target::Safetensors, Torch)];
+        let copies = [
+            (Target::Bpk, Burn),
+            (Target::Torch, Torch),
+            (Target::Safetensors, Burn),
+            (Target::Safetensors, Torch),
+        ];
         for (target, found) in copies {
             assert_eq!(route(target, found, false), Some(Route::Copy), "{target:?} {found:?}");
         }
@@ -80,7 +87,10 @@ mod tests {
     #[test]
     fn a_wrapper_is_what_every_name_begins_with() {
         assert_eq!(wrapper(&["module.a.weight", "module.b"]), "module.");
-        assert_eq!(wrapper(&["module._orig_mod.module.a", "module._orig_mod.module.b"]), "module._orig_mod.module.");
+        assert_eq!(
+            wrapper(&["module._orig_mod.module.a", "module._orig_mod.module.b"]),
+            "module._orig_mod.module."
+        );
         assert_eq!(wrapper(&["module.a", "b"]), "");
         assert_eq!(wrapper(&["model.a", "model.b"]), "");
         assert_eq!(wrapper(&[]), "");

@@ -1,0 +1,98 @@
+//! The bytes of a file: mapped, or decompressed within a limit.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use super::OpenOptions;
+use crate::format::{Format, HEAD_BYTES};
+use crate::{Error, Result};
+
+/// What a zstd stream starts with.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+
+/// The start of a file, at most [`HEAD_BYTES`], and whether it had to be decompressed for that.
+pub(crate) fn peek(path: &Path) -> Result<(Vec<u8>, bool)> {
+    let read = || {
+        let mut head = Vec::new();
+        File::open(path)?.take(HEAD_BYTES as u64).read_to_end(&mut head)?;
+        Ok(head)
+    };
+    let head = read().map_err(Error::file("read", path))?;
+    if !head.starts_with(&ZSTD_MAGIC) {
+        return Ok((head, false));
+    }
+    let mut inner = Vec::new();
+    decoder(path)?
+        .take(HEAD_BYTES as u64)
+        .read_to_end(&mut inner)
+        .map_err(|error| bad_stream(path, error))?;
+    Ok((inner, true))
+}
+
+/// A file's bytes.
+pub(crate) struct Contents {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: bytes::Bytes,
+    /// Size on disk.
+    pub(crate) file_bytes: u64,
+}
+
+impl Contents {
+    /// Maps a file, or decompresses it.
+    pub(crate) fn open(path: &Path, compressed: bool, options: &OpenOptions) -> Result<Self> {
+        let file = File::open(path).map_err(Error::file("open", path))?;
+        let file_bytes = file.metadata().map_err(Error::file("read", path))?.len();
+        let bytes = if compressed {
+            let mut inner = Vec::new();
+            decompress(path, options, &mut inner)?;
+            bytes::Bytes::from(inner)
+        } else {
+            // SAFETY: the map is private and read-only, and everything made from it keeps it alive. That nobody writes
+            // into the file meanwhile is asked of the user, at `Source`; this crate only ever replaces files by renaming.
+            let map = unsafe { Mmap::map(&file) }.map_err(Error::file("map", path))?;
+            bytes::Bytes::from_owner(map)
+        };
+        Ok(Self { path: path.into(), bytes, file_bytes })
+    }
+
+    /// What errors of its tensors name.
+    pub(crate) fn origin(&self, format: Format) -> Arc<(PathBuf, &'static str)> {
+        Arc::new((self.path.clone(), format.name()))
+    }
+
+    /// The file does not hold what it claims.
+    pub(crate) fn corrupt(&self, format: Format, reason: impl ToString) -> Error {
+        Error::Corrupt { path: self.path.clone(), format: format.name(), reason: reason.to_string() }
+    }
+}
+
+/// Writes the decompressed file at `path` to `to`, as long as it stays within the limit.
+///
+/// Nothing is allocated ahead of what arrives: the size that a stream declares may be a lie.
+pub(crate) fn decompress(path: &Path, options: &OpenOptions, to: &mut impl Write) -> Result<()> {
+    let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
+    let limit = options.limit(from);
+    let bytes =
+        io::copy(&mut decoder(path)?.take(limit.saturating_add(1)), to).map_err(|e| bad_stream(path, e))?;
+    if bytes > limit {
+        return Err(Error::TooLarge { path: path.into(), from, bytes, limit });
+    }
+    Ok(())
+}
+
+/// zstd itself refuses a window above 128 MiB, which is all that a stream makes it allocate.
+fn decoder(path: &Path) -> Result<zstd::Decoder<'static, io::BufReader<File>>> {
+    let file = File::open(path).map_err(Error::file("open", path))?;
+    zstd::Decoder::new(file).map_err(Error::file("read", path))
+}
+
+fn bad_stream(path: &Path, error: io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(_) => Error::file("read", path)(error),
+        None => Error::Corrupt { path: path.into(), format: "zstd", reason: error.to_string() },
+    }
+}
