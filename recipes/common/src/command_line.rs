@@ -16,7 +16,7 @@ const SEE_HELP: &str = "run with --help for all options";
 ///
 /// The file that `--config` names is put in front of the other arguments as if it had been typed, and a later
 /// argument replaces an earlier one. So a file has the keys, the checks and the messages of the command line, for
-/// every recipe's own options too.
+/// every recipe's own options too. A recipe without `--config` takes no file.
 ///
 /// `--help` and `--version` are printed and end the process.
 ///
@@ -26,7 +26,7 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
     let command = P::command().args_override_self(true);
     let mut args: Vec<OsString> = args.into_iter().collect();
     let matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
-    let matches = match matches.get_one::<PathBuf>("config") {
+    let matches = match matches.try_get_one::<PathBuf>("config").ok().flatten() {
         None => matches,
         Some(file) => {
             let start = args.len().min(1);

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use burn_nccl_models::{ResNet, ResNetConfig};
 use burn_nccl_records::{
-    Architecture, Error, LoadOptions, Names, SaveOptions, SaveReport, Source, StoredDType, load_source,
-    save_model, save_tensors,
+    Architecture, Error, LoadOptions, NameStyle, Names, SaveOptions, SaveReport, Source, StoredDType,
+    load_source, save_model, save_tensors,
 };
 use clap::Args;
 use recipe_common::device::DeviceChoice;
@@ -20,7 +20,6 @@ use recipe_common::{RecipeError, Result};
 
 use crate::output::{print, size};
 use crate::source::{Input, open, records};
-use names::Route;
 use target::{Dtype, Target, TargetOptions};
 
 /// Convert a file of weights into another format, float type or size.
@@ -40,19 +39,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let target = options.target.resolve(&options.to)?;
     let source = open(&options.input)?;
     let config = architecture::find(&options.architecture, &source, &options.input.path)?;
-    let found = names::of(&source);
-    let route =
-        names::route(target, found, config.is_some()).ok_or_else(|| needs_network(options, target))?;
-    // The network also checks what a copy would only hand on.
+    // Also where names stay: the network checks what a copy would only hand on.
     let network = config.as_ref().map(|config| load(options, &source, config)).transpose()?;
-    let report = match (&config, &network, route) {
-        (Some(config), Some(network), Route::Translate) => {
-            let names = if target == Target::Torch { Names::Torch } else { Names::Burn };
-            let save_options = with_metadata(options.target.save_options(target, names), &source);
-            save_model(config, network, &options.to, &save_options)
-        }
-        _ => {
-            let save_options = with_metadata(options.target.save_options(target, found), &source);
+    let found = network.as_ref().map_or_else(|| names::of(&source), |(_, names)| *names);
+    let wanted = names::wanted(target, found);
+    let save_options = with_metadata(options.target.save_options(target, wanted), &source);
+    let report = match (&config, &network) {
+        _ if wanted == found => {
             let save_options = architecture::describe(save_options, config.as_ref());
             save_tensors(
                 container::tensors(&source, options.target.dtype, target),
@@ -60,12 +53,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 &save_options,
             )
         }
+        (Some(config), Some((network, _))) => save_model(config, network, &options.to, &save_options),
+        _ => return Err(needs_network(options, target)),
     };
     tell(&report.map_err(|error| not_written(options, &error))?)
 }
 
-/// The network with the weights of the file.
-fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<ResNet> {
+/// The network with the weights of the file, and whose names the file has.
+fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<(ResNet, Names)> {
     let device = DeviceChoice::Cpu.select(0, 1).or_else(|_| DeviceChoice::Auto.select(0, 1))?.device;
     let dtype = match options.target.dtype {
         Some(Dtype::F32) => StoredDType::To(DType::F32),
@@ -73,20 +68,21 @@ fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<Res
     };
     let load_options = LoadOptions::default().with_open(options.input.options()).with_dtype(dtype);
     let network = Architecture::init(config, &device);
-    load_source(&network, source, &load_options).map(|(network, _)| network).map_err(|error| {
-        let what = format!(
-            "{} is not a {} with {} classes",
-            options.input.path.display(),
-            config.depth,
-            config.num_classes
-        );
+    let (network, report) = load_source(&network, source, &load_options).map_err(|error| {
+        let path = options.input.path.display();
+        let what = format!("{path} is not a {} with {} classes", config.depth, config.num_classes);
         match &error {
             Error::Mismatch { report, .. } => {
-                RecipeError::failure(what, report.to_string(), "check --model, --classes and --stem")
+                // The last line names options of the library.
+                let text = report.to_string();
+                let cause = text.rsplit_once('\n').map_or(text.as_str(), |(lists, _)| lists);
+                RecipeError::failure(what, cause, "check --model, --classes and --stem")
             }
             error => records(what, error),
         }
-    })
+    })?;
+    let names = if report.names == NameStyle::Torch { Names::Torch } else { Names::Burn };
+    Ok((network, names))
 }
 
 /// `options` with the text of the old file, except what says how that one was written.
@@ -94,7 +90,7 @@ fn with_metadata(options: SaveOptions, source: &Source) -> SaveOptions {
     let kept = source
         .metadata()
         .iter()
-        .filter(|(key, _)| !["format", "producer", names::NAMES_KEY].contains(&key.as_str()));
+        .filter(|(key, _)| !["format", "key", "producer", names::NAMES_KEY].contains(&key.as_str()));
     kept.fold(options, |options, (key, value)| options.with_metadata(key, value))
 }
 
@@ -112,17 +108,19 @@ fn needs_network(options: &Options, target: Target) -> RecipeError {
 fn not_written(options: &Options, error: &Error) -> RecipeError {
     let what = format!("cannot write {}", options.to.display());
     let refused = records(&what, error);
-    let remedy = match error {
-        Error::Exists { .. } => "choose another name, or replace it with --overwrite",
-        Error::Overflow { .. } => "use --dtype bf16, or leave --dtype out",
-        Error::SaveOptions { .. }
-        | Error::NotAFile { .. }
-        | Error::NotAFolder { .. }
-        | Error::CompressionLevel { .. } => &refused.remedy,
-        _ => return refused,
-    };
-    let kind = if matches!(error, Error::Overflow { .. }) { ErrorKind::Failure } else { ErrorKind::Usage };
-    RecipeError { kind, remedy: remedy.into(), ..refused.clone() }
+    let usage =
+        |remedy: &str| RecipeError { kind: ErrorKind::Usage, remedy: remedy.into(), ..refused.clone() };
+    match error {
+        Error::Exists { .. } => usage("choose another name, or replace it with --overwrite"),
+        Error::SaveOptions { .. } => usage("leave one of these options out"),
+        Error::NotAFile { .. } | Error::NotAFolder { .. } | Error::CompressionLevel { .. } => {
+            usage(&refused.remedy)
+        }
+        Error::Overflow { .. } => {
+            RecipeError { remedy: "use --dtype bf16, or leave --dtype out".into(), ..refused }
+        }
+        _ => refused,
+    }
 }
 
 fn tell(report: &SaveReport) -> Result<()> {

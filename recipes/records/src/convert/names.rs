@@ -1,4 +1,4 @@
-//! Whose names the tensors of a file have, and whether a conversion has to translate them.
+//! Whose names the tensors of a file have.
 
 use burn_nccl_records::{Format, Names, Source};
 
@@ -11,30 +11,17 @@ const PRODUCER_KEY: &str = "producer";
 /// Prefixes that PyTorch's wrappers put before every name.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 
-/// How tensors come to the new file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Route {
-    /// With the names and layouts they have.
-    Copy,
-    /// Through the network, which knows both names and both layouts.
-    Translate,
-}
-
-/// The route from names to a format; none where it leads through a network that is not known.
-pub(super) fn route(target: Target, found: Names, network_is_known: bool) -> Option<Route> {
-    let wanted = match target {
+/// Whose names the tensors of the new file have. Where these are others than those found, the way leads through the
+/// network, which knows both names and both layouts.
+pub(super) fn wanted(target: Target, found: Names) -> Names {
+    match target {
         Target::Bpk => Names::Burn,
         Target::Torch => Names::Torch,
         Target::Safetensors => found,
-    };
-    match (wanted == found, network_is_known) {
-        (true, _) => Some(Route::Copy),
-        (false, true) => Some(Route::Translate),
-        (false, false) => None,
     }
 }
 
-/// Whose names a file has.
+/// Whose names a file has, as far as it can be told without the network.
 pub(super) fn of(source: &Source) -> Names {
     let metadata = |key| source.metadata().get(key).map(String::as_str);
     let has_ending = |ending| source.tensors().iter().any(|tensor| tensor.name().ends_with(ending));
@@ -65,24 +52,6 @@ pub(super) fn wrapper<'a>(names: &[&'a str]) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_other_sides_names_need_the_network() {
-        use Names::{Burn, Torch};
-        let copies = [
-            (Target::Bpk, Burn),
-            (Target::Torch, Torch),
-            (Target::Safetensors, Burn),
-            (Target::Safetensors, Torch),
-        ];
-        for (target, found) in copies {
-            assert_eq!(route(target, found, false), Some(Route::Copy), "{target:?} {found:?}");
-        }
-        for (target, found) in [(Target::Bpk, Torch), (Target::Torch, Burn)] {
-            assert_eq!(route(target, found, false), None, "{target:?} {found:?}");
-            assert_eq!(route(target, found, true), Some(Route::Translate), "{target:?} {found:?}");
-        }
-    }
 
     #[test]
     fn a_wrapper_is_what_every_name_begins_with() {
