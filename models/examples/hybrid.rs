@@ -63,12 +63,15 @@ impl Classifier {
     }
 }
 
-/// Sentences on `host` whose class is their first word's, on `accelerator`.
+/// Sentences on `host`, each of words of one class, and the classes on `accelerator`.
 fn batch(step: usize, host: &Device, accelerator: &Device) -> (Tensor<2, Int>, Tensor<1, Int>) {
-    let word = |index: usize| (index.wrapping_mul(2_654_435_761) >> 7) % WORDS;
-    let first = step * BATCH * LENGTH;
-    let words: Vec<i64> = (first..first + BATCH * LENGTH).map(|index| word(index) as i64).collect();
-    let classes: Vec<i64> = words.chunks(LENGTH).map(|sentence| sentence[0] % CLASSES as i64).collect();
+    let class = |sentence: usize| (sentence * 7 + step) % CLASSES;
+    let word = |index: usize| {
+        let drawn = (step * BATCH * LENGTH + index).wrapping_mul(2_654_435_761) >> 7;
+        drawn % (WORDS / CLASSES) * CLASSES + class(index / LENGTH)
+    };
+    let words: Vec<i64> = (0..BATCH * LENGTH).map(|index| word(index) as i64).collect();
+    let classes: Vec<i64> = (0..BATCH).map(|sentence| class(sentence) as i64).collect();
     (
         Tensor::from_data(TensorData::new(words, [BATCH, LENGTH]), host),
         Tensor::from_data(TensorData::new(classes, [BATCH]), accelerator),

@@ -80,7 +80,13 @@ fn argument(key: &str, value: &Value, command: &Command) -> Result<Option<OsStri
 
 /// What clap refuses, in the recipe's form.
 fn refused(error: clap::Error) -> RecipeError {
-    if matches!(error.kind(), ClapError::DisplayHelp | ClapError::DisplayVersion) {
+    // The last is a recipe of several commands, called without any.
+    if matches!(
+        error.kind(),
+        ClapError::DisplayHelp
+            | ClapError::DisplayVersion
+            | ClapError::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
         error.exit();
     }
     if let (Some(source), Some(argument)) = (std::error::Error::source(&error), argument_of(&error)) {

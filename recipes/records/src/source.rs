@@ -46,6 +46,9 @@ impl Input {
 
 /// An error of the library; who runs a recipe has options where a programmer has fields.
 pub(crate) fn records(what: impl Into<String>, error: &Error) -> RecipeError {
+    if let Error::File { action, path, source } = error {
+        return RecipeError::file(action, path, source);
+    }
     let text = [("`OpenOptions::key`", "--key"), ("`OpenOptions::max_expanded_bytes`", "--max-expanded-mb")]
         .iter()
         .fold(error.to_string(), |text, (field, option)| text.replace(field, option));

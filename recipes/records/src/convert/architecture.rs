@@ -19,7 +19,7 @@ const IMAGENET_KERNEL: usize = 7;
 
 /// The network, where the file does not tell.
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct NetworkOptions {
     /// The network, such as resnet50: needed to translate names, unless the file or its run folder tells.
     #[arg(long)]
     model: Option<Depth>,
@@ -36,7 +36,7 @@ pub(crate) struct Options {
 ///
 /// # Errors
 /// For a description that cannot be used. None at all is no error.
-pub(crate) fn find(options: &Options, source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
+pub(crate) fn find(options: &NetworkOptions, source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
     if let Some(depth) = options.model {
         let stem = options.stem.or_else(|| stem(source));
         let classes = options.classes.or_else(|| classes(source));

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     target: TargetOptions,
     #[command(flatten)]
-    architecture: architecture::Options,
+    architecture: architecture::NetworkOptions,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
