@@ -17,6 +17,15 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
+/// Text of a file, whose control characters could move the cursor or change colours.
+pub(crate) fn harmless(text: &str) -> String {
+    let show = |character: char| match character.is_control() {
+        true => character.escape_default().to_string(),
+        false => character.to_string(),
+    };
+    text.chars().map(show).collect()
+}
+
 /// A number of bytes for people: `97.8 MB`.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
@@ -48,6 +57,11 @@ mod tests {
     fn sizes_have_one_decimal_and_a_unit_of_thousands() {
         let shown = [0, 999, 1000, 999_949, 999_950, 102_540_000, u64::MAX].map(size);
         assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "102.5 MB", "18446744.1 TB"]);
+    }
+
+    #[test]
+    fn control_characters_of_a_file_do_not_reach_the_terminal() {
+        assert_eq!(harmless("a\u{1b}[31m\n\"é\u{9b}"), "a\\u{1b}[31m\\n\"é\\u{9b}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap::Args;
 use recipe_common::Result;
 use serde::Serialize;
 
-use crate::output::{print, size, table};
+use crate::output::{harmless, print, size, table};
 use crate::source::{Input, open};
 
 /// Print keys, shapes, types and sizes of a file of weights, or of the newest weights of a run folder, without loading
@@ -91,12 +91,12 @@ impl Contents {
             let rows = self
                 .metadata
                 .iter()
-                .map(|(key, value)| [key.escape_debug().to_string(), value.escape_debug().to_string()]);
+                .map(|(key, value)| [harmless(key), harmless(value)]);
             text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
         }
         let rows = self.tensors.iter().map(|tensor| {
             [
-                tensor.name.escape_debug().to_string(),
+                harmless(&tensor.name),
                 tensor.dtype.into(),
                 format!("{:?}", tensor.shape),
                 size(tensor.bytes),

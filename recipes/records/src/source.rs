@@ -47,7 +47,9 @@ impl Input {
 /// An error of the library; who runs a recipe has options where a programmer has fields.
 pub(crate) fn records(what: impl Into<String>, error: &Error) -> RecipeError {
     if let Error::File { action, path, source } = error {
-        return RecipeError::file(action, path, source);
+        let what = format!("cannot {action} {}", path.display());
+        let remedy = "check that it exists, is accessible and that the disk has space";
+        return RecipeError::failure(what, source.to_string(), remedy);
     }
     let text = [("`OpenOptions::key`", "--key"), ("`OpenOptions::max_expanded_bytes`", "--max-expanded-mb")]
         .iter()

@@ -11,7 +11,7 @@ use recipe_common::{RecipeError, Result};
 /// The format and size of the new file.
 #[derive(Args)]
 pub(super) struct TargetOptions {
-    /// The format; told by the new file's extension, .bpk or .safetensors, unless given.
+    /// The format; told by the new file's extension, .bpk or .safetensors, unless given. Shards are safetensors.
     #[arg(long = "to", value_name = "FORMAT", value_enum)]
     format: Option<Target>,
     /// Float type of what has two dimensions or more with f16 and bf16, of every float with f32; as it is, unless given.
@@ -59,6 +59,7 @@ impl TargetOptions {
             (Some(format), _) => Ok(format),
             (None, Some("bpk")) => Ok(Target::Bpk),
             (None, Some("safetensors")) => Ok(Target::Safetensors),
+            (None, _) if self.shard_mb.is_some() => Ok(Target::Safetensors),
             _ => Err(RecipeError::usage(
                 format!("cannot tell the format of {}", file.display()),
                 "its extension is not .bpk or .safetensors",
