@@ -27,7 +27,6 @@
 //! | `fc.weight` `[classes, features]` | `fc.weight` `[features, classes]` | Burn's `Linear` computes `x W` |
 //! | `bn1.num_batches_tracked` | none | only read when PyTorch's momentum is `None` |
 
-mod architecture;
 mod block;
 mod config;
 mod error;

@@ -26,12 +26,14 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+
     /// A file is there already and may not be replaced.
     #[error("{} exists already; choose another name, or allow it to be overwritten", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
+
     /// The path to write is not one of a file.
     #[error("cannot write {}: {why}; give the name of a file", path.display())]
     NotAFile {
@@ -40,18 +42,21 @@ pub enum Error {
         /// What it is.
         why: &'static str,
     },
+
     /// The path to write shards to is a file.
     #[error("cannot write shards to {}: it is a file; give the name of a folder", path.display())]
     NotAFolder {
         /// The path as given.
         path: PathBuf,
     },
+
     /// Save options that exclude each other.
     #[error("{why}; change one of the save options")]
     SaveOptions {
         /// Which, and why.
         why: &'static str,
     },
+
     /// A level that zstd does not have.
     #[error("zstd has no level {level}; choose one from {lowest} to {highest}")]
     CompressionLevel {
@@ -62,12 +67,14 @@ pub enum Error {
         /// The smallest files.
         highest: i32,
     },
+
     /// Two tensors have one name.
     #[error("two tensors are called `{tensor}`, and a file can hold one of them; rename one")]
     DuplicateTensor {
         /// The name.
         tensor: String,
     },
+
     /// A format has no place for a tensor.
     #[error(
         "{format} cannot hold `{tensor}` of type {dtype}; save as burnpack, or convert or rename the tensor"
@@ -80,6 +87,7 @@ pub enum Error {
         /// The format.
         format: &'static str,
     },
+
     /// Something exceeds what the readers of a format accept.
     #[error("{what} is {size}, and readers of {format} accept {limit} at most; save it in parts")]
     Limit {
@@ -92,6 +100,7 @@ pub enum Error {
         /// The format.
         format: &'static str,
     },
+
     /// A value has no room in the type it is to be stored in.
     #[error("`{tensor}` holds {value:e}, which {dtype} cannot; store it as bf16 or keep its type")]
     Overflow {
@@ -102,6 +111,7 @@ pub enum Error {
         /// The type to store.
         dtype: &'static str,
     },
+
     /// A tensor did not come back from its device.
     #[error("cannot read the tensor `{tensor}`: {source}; check the device it is on")]
     Tensor {
@@ -110,6 +120,7 @@ pub enum Error {
         /// The reason.
         source: burn::store::burn_pack::Error,
     },
+
     /// A file holds weights but does not say of which model.
     #[error(
         "{} does not say what model it holds; load it into a model that you build, or save it with `save_model`",
@@ -119,6 +130,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+
     /// A file holds another kind of model.
     #[error("{} holds a model of the kind `{found}`, not `{expected}`; load it as that", path.display())]
     OtherArchitecture {
@@ -129,6 +141,7 @@ pub enum Error {
         /// What the file says.
         found: String,
     },
+
     /// The description of a model cannot be used.
     #[error("the model config in {} is not valid: {why}; the file is damaged or of another version", path.display())]
     ModelConfig {
@@ -137,6 +150,7 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+
     /// A manifest cannot be used.
     #[error("the manifest {} is not valid: {why}; it is damaged or not one of ours", path.display())]
     Manifest {

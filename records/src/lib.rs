@@ -1,32 +1,32 @@
 //! Weights and checkpoints for [Burn](https://burn.dev): in from PyTorch, safetensors and burnpack, out again, and
 //! training states that survive a crash.
 
-mod atomic;
-mod compression;
-mod error;
-mod manifest;
-mod model;
-mod save;
-mod stored_type;
-mod write;
 #[cfg(target_endian = "big")]
 compile_error!("every format read here is little-endian, and tensors are mapped without conversion");
 
+mod atomic;
 mod cast;
+mod compression;
+mod error;
 mod format;
 mod load;
+mod manifest;
+mod model;
 mod names;
 mod plan;
 mod report;
+mod save;
 mod slots;
 mod source;
+mod stored_type;
+mod write;
 
 pub use compression::Zstd;
 pub use error::{Error, Result};
 pub use format::Format;
 pub use load::{LoadOptions, StoredDType, load, load_source};
 pub use manifest::{Fault, Manifest, ManifestFile, ManifestTensor, Verification};
-pub use model::{Architecture, save_model};
+pub use model::{Architecture, load_model, save_model};
 pub use names::NameStyle;
 pub use report::{LoadReport, Misshapen, Missing, Mistyped};
 pub use save::{Names, SaveFormat, SaveOptions, SaveReport, save, save_tensors, snapshot};

@@ -14,7 +14,8 @@ use burn::tensor::DType;
 
 use crate::atomic::Scratch;
 use crate::error::{Error, Result};
-use crate::save::{NAMES_KEY, Names, SaveFormat, SaveOptions};
+use crate::names::NAMES_KEY;
+use crate::save::{Names, SaveFormat, SaveOptions};
 use crate::stored_type;
 
 /// Bytes of a tensor that are rounded before they are written.

@@ -1,1 +1,6 @@
 //! Files of weights and checkpoints, on real files.
+
+mod manifest;
+mod saving;
+mod saving_faults;
+mod saving_python;
