@@ -88,19 +88,11 @@ impl Contents {
             self.values,
         );
         if !self.metadata.is_empty() {
-            let rows = self
-                .metadata
-                .iter()
-                .map(|(key, value)| [harmless(key), harmless(value)]);
+            let rows = self.metadata.iter().map(|(key, value)| [harmless(key), harmless(value)]);
             text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
         }
         let rows = self.tensors.iter().map(|tensor| {
-            [
-                harmless(&tensor.name),
-                tensor.dtype.into(),
-                format!("{:?}", tensor.shape),
-                size(tensor.bytes),
-            ]
+            [harmless(&tensor.name), tensor.dtype.into(), format!("{:?}", tensor.shape), size(tensor.bytes)]
         });
         text + "\n" + &table(&rows.collect::<Vec<_>>())
     }

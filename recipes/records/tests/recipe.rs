@@ -20,14 +20,14 @@ fn recipe<A: AsRef<OsStr>>(folder: &Path, args: &[A]) -> Output {
 
 /// What it prints where it succeeds.
 fn succeeds(folder: &Path, args: &str) -> String {
-    let output = recipe(folder, &args.split(' ').collect::<Vec<_>>());
+    let output = recipe(folder, &args.split_whitespace().collect::<Vec<_>>());
     assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Its error, of the first cause's first line and the remedy, where it ends with this exit code.
 fn refuses(folder: &Path, args: &str, exit_code: i32) -> [String; 3] {
-    let output = recipe(folder, &args.split(' ').collect::<Vec<_>>());
+    let output = recipe(folder, &args.split_whitespace().collect::<Vec<_>>());
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(exit_code), "{args}: {stderr}");
     ["error: ", "cause: ", "help:  "].map(|label| {
@@ -48,8 +48,12 @@ fn small(folder: &Path) -> PathBuf {
         .with_names(Names::Torch)
         .with_metadata("note", "a \u{1b}[31mred\u{1b}[0m one");
     let file = folder.join("small.safetensors");
-    save_tensors(vec![tensor("proj.weight", &[30, 20], None), tensor("proj.bias", &[30], None)], &file, &options)
-        .unwrap();
+    save_tensors(
+        vec![tensor("proj.weight", &[30, 20], None), tensor("proj.bias", &[30], None)],
+        &file,
+        &options,
+    )
+    .unwrap();
     file
 }
 
@@ -91,10 +95,17 @@ fn show_prints_what_a_file_holds_and_no_control_characters() {
 fn show_as_json_has_every_figure() {
     let folder = folder();
     let bytes = small(folder.path()).metadata().unwrap().len();
-    let shown: Value = serde_json::from_str(&succeeds(folder.path(), "show small.safetensors --json")).unwrap();
+    let shown: Value =
+        serde_json::from_str(&succeeds(folder.path(), "show small.safetensors --json")).unwrap();
     assert_eq!(shown["format"], "safetensors");
-    assert_eq!((&shown["bytes"], &shown["values"], &shown["compressed"]), (&json!(bytes), &json!(630), &json!(false)));
-    assert_eq!(shown["tensors"][1], json!({ "name": "proj.weight", "dtype": "f32", "shape": [30, 20], "bytes": 2400 }));
+    assert_eq!(
+        (&shown["bytes"], &shown["values"], &shown["compressed"]),
+        (&json!(bytes), &json!(630), &json!(false))
+    );
+    assert_eq!(
+        shown["tensors"][1],
+        json!({ "name": "proj.weight", "dtype": "f32", "shape": [30, 20], "bytes": 2400 })
+    );
     assert_eq!(shown["metadata"]["format"], "pt");
 }
 
@@ -116,7 +127,9 @@ fn verify_lists_what_is_missing_altered_and_short() {
     let path = folder.path();
     small(path);
     fs::create_dir(path.join("logs")).unwrap();
-    for (name, text) in [("notes.txt", "seen"), ("logs/rank-0.log", "started"), (".hidden", "x"), ("kept.txt", "kept")] {
+    for (name, text) in
+        [("notes.txt", "seen"), ("logs/rank-0.log", "started"), (".hidden", "x"), ("kept.txt", "kept")]
+    {
         fs::write(path.join(name), text).unwrap();
     }
     let wrote = succeeds(path, "manifest .");
@@ -154,7 +167,11 @@ fn verify_tells_a_pointer_of_git_lfs_from_a_damaged_file() {
     let folder = folder();
     fs::write(folder.path().join("model.bin"), vec![7; 1000]).unwrap();
     succeeds(folder.path(), "manifest model.bin");
-    fs::write(folder.path().join("model.bin"), "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1000\n").unwrap();
+    fs::write(
+        folder.path().join("model.bin"),
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1000\n",
+    )
+    .unwrap();
     let [_, _, remedy] = refuses(folder.path(), "verify .", 1);
     assert!(remedy.contains("git lfs pull"), "{remedy}");
 }
@@ -164,10 +181,15 @@ fn a_manifest_keeps_metrics_and_is_not_replaced_silently() {
     let folder = folder();
     let path = folder.path();
     small(path);
-    fs::write(path.join("summary.json"), r#"{"test_accuracy": 0.9, "recipe": "resnet-single", "steps": 12}"#).unwrap();
+    fs::write(path.join("summary.json"), r#"{"test_accuracy": 0.9, "recipe": "resnet-single", "steps": 12}"#)
+        .unwrap();
     succeeds(path, "manifest . --metric top1=0.761 --metric data=digits");
-    let read = || -> Value { serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap() };
-    assert_eq!(read()["metrics"], json!({ "test_accuracy": 0.9, "steps": 12, "top1": 0.761, "data": "digits" }));
+    let read =
+        || -> Value { serde_json::from_slice(&fs::read(path.join("manifest.json")).unwrap()).unwrap() };
+    assert_eq!(
+        read()["metrics"],
+        json!({ "test_accuracy": 0.9, "steps": 12, "top1": 0.761, "data": "digits" })
+    );
     let [_, cause, remedy] = refuses(path, "manifest .", 2);
     assert!(cause.contains("already") && remedy.contains("--overwrite"), "{cause} {remedy}");
     succeeds(path, "manifest summary.json --overwrite");
@@ -186,7 +208,10 @@ fn a_manifest_describes_only_files_of_one_folder() {
     assert!(cause.contains("not a file of"), "{cause}");
     refuses(folder.path(), "manifest missing.bpk", 2);
     let [error, _, remedy] = refuses(folder.path(), "verify other", 2);
-    assert!(error.contains("cannot verify") && remedy.contains("recipe-records manifest"), "{error} {remedy}");
+    assert!(
+        error.contains("cannot verify") && remedy.contains("recipe-records manifest"),
+        "{error} {remedy}"
+    );
 }
 
 #[test]
@@ -254,7 +279,10 @@ fn a_conversion_that_needs_the_network_is_refused_with_the_remedy() {
     let command = "convert small.safetensors small.bpk --model resnet18 --classes 9 --stem cifar";
     let [error, cause, remedy] = refuses(path, command, 1);
     assert_eq!(error, "small.safetensors is not a resnet18 with 9 classes");
-    assert!(cause.starts_with("0 of 102 parameters match") && remedy.contains("check --model"), "{cause} {remedy}");
+    assert!(
+        cause.starts_with("0 of 102 parameters match") && remedy.contains("check --model"),
+        "{cause} {remedy}"
+    );
     assert!(!path.join("small.bpk").exists());
 }
 
@@ -312,7 +340,9 @@ fn names_are_translated_by_the_network_that_a_file_describes_and_back_to_the_sam
     let weight = data(path.join("torch.safetensors"), "fc.weight");
     assert_eq!(&weight.shape()[..], [3, 512]);
     let found = names(path.join("torch.safetensors"));
-    assert!(found.contains(&"layer1.0.bn1.weight".into()) && !found.iter().any(|name| name.ends_with("gamma")));
+    assert!(
+        found.contains(&"layer1.0.bn1.weight".into()) && !found.iter().any(|name| name.ends_with("gamma"))
+    );
 
     succeeds(path, "convert torch.safetensors b.bpk");
     let (config, _) = load_model::<ResNetConfig>(path.join("b.bpk"), &Device::flex()).unwrap();
@@ -364,13 +394,16 @@ print('equal')
 #[test]
 fn a_checkpoint_of_pytorch_comes_back_into_torchvision_bit_for_bit() {
     let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
-        println!("skipped: a conversion back into torchvision: set BURN_NCCL_PYTHON to a Python with torchvision");
+        println!(
+            "skipped: a conversion back into torchvision: set BURN_NCCL_PYTHON to a Python with torchvision"
+        );
         return;
     };
     let folder = folder();
     let path = folder.path();
     let run = |program: &str, files: &[&str]| {
-        let output = Command::new(&python).args(["-c", program]).args(files).current_dir(path).output().unwrap();
+        let output =
+            Command::new(&python).args(["-c", program]).args(files).current_dir(path).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
@@ -413,7 +446,10 @@ fn without_a_command_the_commands_are_listed() {
     let output = recipe(Path::new("."), &[] as &[&str]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(["show", "manifest", "verify", "convert", "lfs"].iter().all(|command| stderr.contains(command)), "{stderr}");
+    assert!(
+        ["show", "manifest", "verify", "convert", "lfs"].iter().all(|command| stderr.contains(command)),
+        "{stderr}"
+    );
     let [_, cause, remedy] = refuses(Path::new("."), "shwo x", 2);
     assert!(cause.contains("shwo") && remedy.contains("show"), "{cause} {remedy}");
 }

@@ -66,10 +66,12 @@ fn described(source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
     let metadata = source.metadata();
     match (metadata.get(ARCHITECTURE_KEY), metadata.get(CONFIG_KEY)) {
         (Some(name), Some(config)) if name == ResNetConfig::NAME => {
-            serde_json::from_str(config).map(Some).map_err(|error| {
+            let config = serde_json::from_str(config).map_err(|error| error.to_string());
+            let config = config.and_then(|config: ResNetConfig| config.check().map(|()| config));
+            config.map(Some).map_err(|why| {
                 RecipeError::failure(
                     format!("cannot use the description of the network in {}", path.display()),
-                    error.to_string(),
+                    why,
                     "give the network with --model",
                 )
             })
