@@ -56,7 +56,7 @@ impl Contents {
                 name: tensor.name().to_owned(),
                 dtype: tensor.dtype().name(),
                 shape: tensor.shape().to_vec(),
-                bytes: tensor.byte_len() as u64,
+                bytes: tensor.byte_len(),
             })
             .collect();
         Self {

@@ -78,7 +78,8 @@ fn read_all(path: &Path) {
         Err(error) => drop(error.to_string()),
         Ok(source) => {
             for tensor in source.tensors() {
-                let elements = tensor.shape().iter().try_fold(1_u64, |product, &size| product.checked_mul(size as u64));
+                let elements =
+                    tensor.shape().iter().try_fold(1_u64, |product, &size| product.checked_mul(size as u64));
                 let Ok(data) = tensor.data() else { continue };
                 assert_eq!(elements, Some(data.num_elements() as u64), "`{}`", tensor.name());
                 assert_eq!(tensor.byte_len(), data.as_bytes().len() as u64, "`{}`", tensor.name());
@@ -105,18 +106,14 @@ fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
         common.extend((name.len() as u16).to_le_bytes());
         common.extend([0, 0]);
         archive.extend([b"PK\x03\x04", &common[..], name.as_bytes(), contents].concat());
-        directory.extend([b"PK\x01\x02\x14\0", &common[..], &[0; 10], &offset.to_le_bytes(), name.as_bytes()].concat());
+        directory.extend(
+            [b"PK\x01\x02\x14\0", &common[..], &[0; 10], &offset.to_le_bytes(), name.as_bytes()].concat(),
+        );
     }
     let count = (entries.len() as u16).to_le_bytes();
     let (start, length) = (archive.len() as u32, directory.len() as u32);
-    let end = [
-        b"PK\x05\x06\0\0\0\0",
-        &count[..],
-        &count,
-        &length.to_le_bytes(),
-        &start.to_le_bytes(),
-        &[0, 0],
-    ];
+    let end =
+        [b"PK\x05\x06\0\0\0\0", &count[..], &count, &length.to_le_bytes(), &start.to_le_bytes(), &[0, 0]];
     [archive, directory, end.concat()].concat()
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+#[allow(unreachable_pub, reason = "the fuzz targets use it from outside")]
 #[path = "../../fuzz/src/readers.rs"]
 mod readers;
 
@@ -54,7 +55,9 @@ fn inputs(name: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
-    let file = |path: &std::path::PathBuf| (path.file_name().unwrap().display().to_string(), fs::read(path).unwrap());
+    let file = |path: &std::path::PathBuf| {
+        (path.file_name().unwrap().display().to_string(), fs::read(path).unwrap())
+    };
     let mut inputs: Vec<_> = paths.iter().map(file).collect();
     let corpus = inputs.len();
     for number in 0..CHANGED {
