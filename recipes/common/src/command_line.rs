@@ -18,7 +18,7 @@ const SEE_HELP: &str = "run with --help for all options";
 ///
 /// The file that `--config` names is put in front of the other arguments as if it had been typed, and a later
 /// argument replaces an earlier one. So a file has the keys, the checks and the messages of the command line, for
-/// every recipe's own options too.
+/// every recipe's own options too. A recipe without `--config` takes no file.
 ///
 /// A run that `--resume` continues has the options of the checkpoint's run under all others; then `--resume` is the
 /// folder of that one checkpoint, or `none`.
@@ -32,7 +32,7 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let mut matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
     let start = args.len().min(1);
-    if let Some(file) = matches.get_one::<PathBuf>("config").cloned() {
+    if let Some(file) = matches.try_get_one::<PathBuf>("config").ok().flatten().cloned() {
         args.splice(start..start, read_file(&file, &command)?);
         matches = matched(&command, &args, &file)?;
     }
@@ -110,7 +110,13 @@ fn argument(key: &str, value: &Value, command: &Command) -> Result<Option<OsStri
 
 /// What clap refuses, in the recipe's form.
 fn refused(error: clap::Error) -> RecipeError {
-    if matches!(error.kind(), ClapError::DisplayHelp | ClapError::DisplayVersion) {
+    // The last is a recipe of several commands, called without any.
+    if matches!(
+        error.kind(),
+        ClapError::DisplayHelp
+            | ClapError::DisplayVersion
+            | ClapError::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
         error.exit();
     }
     if let (Some(source), Some(argument)) = (std::error::Error::source(&error), argument_of(&error)) {

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use burn::module::Module;
+use burn_nccl_models::{ResNet, ResNetConfig};
+use burn_nccl_records::{SaveOptions, save_model};
 
 use crate::config::RunConfig;
 use crate::error::{RecipeError, Result};
@@ -103,10 +104,16 @@ impl Recorder {
     ///
     /// # Errors
     /// Where a file cannot be written.
-    pub fn finish<M: Module>(&self, model: M, title: &str, summary: &Summary) -> Result<()> {
+    pub fn finish(
+        &self,
+        config: &ResNetConfig,
+        model: &ResNet,
+        title: &str,
+        summary: &Summary,
+    ) -> Result<()> {
         let weights = self.folder.file("model.bpk");
-        // Burn writes beside the name and renames.
-        model.into_record().save(&weights).map_err(|error| RecipeError::file("write", &weights, error))?;
+        save_model(config, model, &weights, &SaveOptions::default())
+            .map_err(|error| RecipeError::records(format!("cannot write {}", weights.display()), error))?;
         self.folder.write("loss.svg", self.curves.svg(title)?.as_bytes())?;
         self.folder.write_json("summary.json", summary)
     }

@@ -5,6 +5,7 @@
 
 mod checkpoints;
 mod fixtures;
+mod hostile;
 mod loading;
 mod loading_devices;
 mod loading_formats;

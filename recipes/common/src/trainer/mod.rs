@@ -378,8 +378,9 @@ impl Trainer {
             seconds_total: run.started.elapsed().as_secs_f64(),
             step_breakdown: self.times.mean_breakdown(),
         };
+        let config = self.run.config.model(self.run.train.dataset().num_classes());
         let recorder = self.recorder()?;
-        recorder.finish(model, &title, &summary)?;
+        recorder.finish(&config, &model, &title, &summary)?;
         let folder = recorder.folder().path().to_path_buf();
         self.run.progress.finish(&summary, &folder);
         Ok(summary)
