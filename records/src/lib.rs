@@ -4,19 +4,32 @@
 #[cfg(target_endian = "big")]
 compile_error!("every format read here is little-endian, and tensors are mapped without conversion");
 
+mod atomic;
 mod cast;
+pub mod checkpoint;
+mod compression;
 mod error;
 mod format;
 mod load;
+mod manifest;
+mod model;
 mod names;
 mod plan;
 mod report;
+mod save;
 mod slots;
 mod source;
+mod stored_type;
+mod write;
 
+pub use compression::Zstd;
 pub use error::{Error, Result};
 pub use format::Format;
 pub use load::{LoadOptions, StoredDType, load, load_source};
+pub use manifest::{Fault, Manifest, ManifestFile, ManifestTensor, Verification};
+pub use model::{Architecture, load_model, save_model};
 pub use names::NameStyle;
 pub use report::{LoadReport, Misshapen, Missing, Mistyped};
+pub use save::{Names, SaveFormat, SaveOptions, SaveReport, save, save_tensors, snapshot};
 pub use source::{OpenOptions, Source, StoredTensor};
+pub use stored_type::StoredType;
