@@ -73,8 +73,10 @@ impl Contents {
 /// The system gives memory to pages as they are first written: a whole limit's worth of addresses costs nothing, where a
 /// vector that grows would at times exist twice, and the size that a stream declares may be a lie.
 fn decompressed(path: &Path, options: &OpenOptions) -> Result<bytes::Bytes> {
+    /// 16 TiB, of the 128 that a process has addresses for.
+    const MOST_BYTES: u64 = 1 << 44;
     let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
-    let limit = usize::try_from(options.limit(from)).unwrap_or(usize::MAX);
+    let limit = options.limit(from).min(MOST_BYTES) as usize;
     let reserve = MmapOptions::new().len(limit).no_reserve_swap().map_anon();
     let mut memory = reserve.map_err(Error::file("reserve memory for", path))?;
     let mut filled = io::Cursor::new(&mut memory[..]);
