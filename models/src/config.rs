@@ -6,6 +6,7 @@ use burn::nn::LinearConfig;
 use burn::nn::PaddingConfig2d;
 use burn::nn::pool::MaxPool2dConfig;
 use burn::tensor::Device;
+use burn_nccl_records::Architecture;
 use serde::{Deserialize, Serialize};
 
 use crate::block::{Block, BlockShape, conv};
@@ -13,6 +14,9 @@ use crate::{ModelError, NormConfig, ResNet};
 
 /// Channels after the stem, and of the 3x3 convolutions in the first stage.
 const STEM_CHANNELS: usize = 64;
+
+/// More classes or channels than any network has, and few enough that no size of a weight overflows.
+const MAX_SIZE: usize = 1 << 24;
 
 /// Number of layers with weights, which names the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -199,5 +203,24 @@ impl ResNetConfig {
             .take(self.depth.blocks()[index])
             .map(|shape| Block::new(shape, self, device))
             .collect()
+    }
+}
+
+/// Files call it `resnet`, so that `burn_nccl_records::load_model::<ResNetConfig>(path, &device)` needs nothing else.
+impl Architecture for ResNetConfig {
+    const NAME: &'static str = "resnet";
+    type Model = ResNet;
+
+    fn init(&self, device: &Device) -> ResNet {
+        self.init(device)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (name, size) in [("num_classes", self.num_classes), ("input_channels", self.input_channels)] {
+            if !(1..=MAX_SIZE).contains(&size) {
+                return Err(format!("`{name}` is {size}, not from 1 to {MAX_SIZE}"));
+            }
+        }
+        Ok(())
     }
 }

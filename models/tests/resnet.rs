@@ -6,6 +6,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_nccl_models::{Depth, ModelError, NormConfig, ResNetConfig, Stem};
+use burn_nccl_records::{Error, SaveFormat, SaveOptions, StoredType, load_model, save, save_model};
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
@@ -122,6 +123,85 @@ fn a_saved_configuration_is_readable_and_comes_back() {
         })
     );
     assert_eq!(ResNetConfig::load_binary(config.to_string().as_bytes()).unwrap(), config);
+}
+
+#[test]
+fn a_saved_model_loads_from_its_path_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::flex();
+    let config =
+        ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar).with_norm(NormConfig::SyncBatch);
+    let model = config.init(&device);
+    let images = Tensor::<4>::random([2, 3, 8, 8], Distribution::Default, &device);
+    let expected = values(model.forward(images.clone()));
+    let options = SaveOptions::default().with_durable(false);
+    let safetensors = options.clone().with_format(SaveFormat::Safetensors);
+    for (name, options) in [
+        ("model.bpk", options),
+        ("model.safetensors", safetensors.clone()),
+        ("shards", safetensors.with_max_shard_bytes(10 << 20)),
+    ] {
+        let path = folder.path().join(name);
+        save_model(&config, &model, &path, &options).unwrap();
+        let (loaded_config, loaded) = load_model::<ResNetConfig>(&path, &device).unwrap();
+        assert_eq!(loaded_config, config);
+        assert_eq!(values(loaded.forward(images.clone())), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_model_saved_in_half_precision_computes_in_single_precision_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.bpk");
+    let device = Device::flex();
+    let config = ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar);
+    let model = config.init(&device);
+    let options = SaveOptions::default().with_durable(false).with_stored(StoredType::F16);
+    let report = save_model(&config, &model, &path, &options).unwrap();
+    let (_, loaded) = load_model::<ResNetConfig>(&path, &device).unwrap();
+    let (before, after) = (values(model.fc.weight.val()), values(loaded.fc.weight.val()));
+    // The largest weights of a fresh network are below 1, where f16 rounds by at most 2^-12.
+    let error = before.iter().zip(&after).fold(0.0_f32, |error, (a, b)| error.max((a - b).abs()));
+    assert!(error > 0.0 && f64::from(error) <= report.largest_error);
+    assert!(report.largest_error <= 2.0_f64.powi(-12), "{}", report.largest_error);
+    assert_eq!(values(loaded.bn1.norm.gamma.val()), values(model.bn1.norm.gamma.val()));
+}
+
+#[test]
+fn a_file_that_describes_no_such_network_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.bpk");
+    let device = Device::flex();
+    let model = ResNetConfig::new(Depth::ResNet18, 2).init(&device);
+    let load = || load_model::<ResNetConfig>(&path, &device).map(|_| ()).unwrap_err();
+    let plain = SaveOptions::default().with_durable(false);
+    save(&model, &path, &plain).unwrap();
+    assert!(matches!(load(), Error::NoArchitecture { .. }));
+
+    let described = plain.with_metadata("burn-nccl.architecture", "resnet");
+    save(&model, &path, &described.clone().with_metadata("burn-nccl.architecture", "vit")).unwrap();
+    assert!(matches!(load(), Error::OtherArchitecture { expected: "resnet", found, .. } if found == "vit"));
+
+    let config = |json: serde_json::Value| {
+        let mut config = serde_json::to_value(ResNetConfig::new(Depth::ResNet18, 2)).unwrap();
+        config.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
+        save(&model, &path, &described.clone().with_metadata("burn-nccl.config", config.to_string()))
+            .unwrap();
+        load()
+    };
+    for json in [
+        serde_json::json!({ "num_classes": 0 }),
+        serde_json::json!({ "input_channels": 0 }),
+        serde_json::json!({ "num_classes": u64::MAX }),
+        serde_json::json!({ "input_channels": 1_u64 << 40 }),
+        serde_json::json!({ "num_classes": -1 }),
+        serde_json::json!({ "depth": "resnet51" }),
+    ] {
+        let error = config(json.clone());
+        assert!(matches!(error, Error::ModelConfig { .. }), "{json}: {error}");
+    }
+    let other = config(serde_json::json!({ "num_classes": 3 }));
+    assert!(matches!(other, Error::Mismatch { .. }), "{other}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use burn::store::burn_pack::Tensor as PackTensor;
 use burn::store::{BurnToPyTorchAdapter, ModuleSnapshot, PyTorchToBurnAdapter};
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_nccl_models::{Depth, ResNet, ResNetConfig, Stem};
+use burn_nccl_records::{Names, SaveFormat, SaveOptions, save};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -210,5 +211,48 @@ fn keys_shapes_and_parameter_counts_are_torchvisions_for_every_depth() {
         let hash: String = Sha256::digest(&keys).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hash, expected.keys_sha256, "{depth}: keys or shapes differ from torchvision's");
         assert_eq!(model.parameters_count(), expected.parameters, "{depth}");
+    }
+}
+
+/// Loads our file strictly into a new network of torchvision, and compares it with the one that make.py builds.
+const LOAD: &str = r#"
+import sys, torch, torchvision
+name, path, reference = sys.argv[1:]
+sys.argv[1:] = []
+sys.path.insert(0, reference)
+import make
+from safetensors.torch import load_file
+network = getattr(torchvision.models, name)(num_classes=make.CLASSES)
+network.load_state_dict(load_file(path), strict=True)
+ours, theirs = network.double().state_dict(), make.build(name, "imagenet").state_dict()
+assert ours.keys() == theirs.keys()
+for key in theirs:
+    assert torch.equal(ours[key], theirs[key]), key
+print(len(theirs))
+"#;
+
+#[cfg(feature = "flex")]
+#[test]
+fn torchvision_loads_a_saved_network_strictly_and_finds_every_value() {
+    let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
+        println!("skipped: set BURN_NCCL_PYTHON to a Python with torchvision and safetensors");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("network.safetensors");
+    let options = SaveOptions::default()
+        .with_format(SaveFormat::Safetensors)
+        .with_names(Names::Torch)
+        .with_durable(false);
+    // Basic blocks and bottlenecks; state_dict counts the batches of each norm too.
+    for (depth, keys) in [(Depth::ResNet18, "122"), (Depth::ResNet50, "320")] {
+        let model = model_with_formula_weights(depth, Stem::ImageNet, &Device::flex());
+        save(&model, &path, &options).unwrap();
+        let mut command = std::process::Command::new(&python);
+        command.args(["-c", LOAD, depth.name()]).arg(&path);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("reference"));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), keys);
     }
 }

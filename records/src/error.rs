@@ -27,12 +27,14 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+
     /// A file is there already and may not be replaced.
     #[error("{} exists already; choose another name, or allow it to be overwritten", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
+
     /// The path to write is not one of a file.
     #[error("cannot write {}: {why}; give the name of a file", path.display())]
     NotAFile {
@@ -41,18 +43,21 @@ pub enum Error {
         /// What it is.
         why: &'static str,
     },
+
     /// The path to write shards to is a file.
     #[error("cannot write shards to {}: it is a file; give the name of a folder", path.display())]
     NotAFolder {
         /// The path as given.
         path: PathBuf,
     },
+
     /// Save options that exclude each other.
     #[error("{why}; change one of the save options")]
     SaveOptions {
         /// Which, and why.
         why: &'static str,
     },
+
     /// A level that zstd does not have.
     #[error("zstd has no level {level}; choose one from {lowest} to {highest}")]
     CompressionLevel {
@@ -63,12 +68,14 @@ pub enum Error {
         /// The smallest files.
         highest: i32,
     },
+
     /// Two tensors have one name.
     #[error("two tensors are called `{tensor}`, and a file can hold one of them; rename one")]
     DuplicateTensor {
         /// The name.
         tensor: String,
     },
+
     /// A format has no place for a tensor.
     #[error(
         "{format} cannot hold `{tensor}` of type {dtype}; save as burnpack, or convert or rename the tensor"
@@ -81,9 +88,10 @@ pub enum Error {
         /// The format.
         format: &'static str,
     },
+
     /// Something exceeds what the readers of a format accept.
     #[error("{what} is {size}, and readers of {format} accept {limit} at most; save it in parts")]
-    TooLarge {
+    Limit {
         /// A tensor, or a part of the file.
         what: String,
         /// How large it is, in bytes or in number.
@@ -93,6 +101,7 @@ pub enum Error {
         /// The format.
         format: &'static str,
     },
+
     /// A value has no room in the type it is to be stored in.
     #[error("`{tensor}` holds {value:e}, which {dtype} cannot; store it as bf16 or keep its type")]
     Overflow {
@@ -103,6 +112,7 @@ pub enum Error {
         /// The type to store.
         dtype: &'static str,
     },
+
     /// A tensor did not come back from its device.
     #[error("cannot read the tensor `{tensor}`: {source}; check the device it is on")]
     Tensor {
@@ -111,6 +121,7 @@ pub enum Error {
         /// The reason.
         source: burn::store::burn_pack::Error,
     },
+
     /// A file holds weights but does not say of which model.
     #[error(
         "{} does not say what model it holds; load it into a model that you build, or save it with `save_model`",
@@ -120,6 +131,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+
     /// A file holds another kind of model.
     #[error("{} holds a model of the kind `{found}`, not `{expected}`; load it as that", path.display())]
     OtherArchitecture {
@@ -130,6 +142,7 @@ pub enum Error {
         /// What the file says.
         found: String,
     },
+
     /// The description of a model cannot be used.
     #[error("the model config in {} is not valid: {why}; the file is damaged or of another version", path.display())]
     ModelConfig {
@@ -138,6 +151,7 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+
     /// A manifest cannot be used.
     #[error("the manifest {} is not valid: {why}; it is damaged or not one of ours", path.display())]
     Manifest {
@@ -146,6 +160,7 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+
     /// The file or folder holds none of the formats that [`Source`](crate::Source) reads.
     #[error("{} is no file of weights that can be read here: {found}; expected PyTorch (.pth), safetensors, burnpack (.bpk) or a checkpoint folder", path.display())]
     UnknownFormat {
@@ -165,8 +180,8 @@ pub enum Error {
         reason: String,
     },
     /// The file would take more memory than is allowed for one of its size.
-    #[error("{} would expand from {from} to {bytes} bytes, above the limit of {limit}; if it is to be trusted, raise `OpenOptions::max_expanded_bytes`", path.display())]
-    Expands {
+    #[error("{} of {from} bytes expands to {bytes} bytes or more, where {limit} are allowed; if it is to be trusted, raise `OpenOptions::max_expanded_bytes`", path.display())]
+    TooLarge {
         /// The file.
         path: PathBuf,
         /// Its size on disk.
@@ -186,6 +201,16 @@ pub enum Error {
         /// The type's name in the file.
         dtype: String,
     },
+
+    /// A PyTorch file is sound, but holds something else than dictionaries of plain tensors, such as a TorchScript program.
+    #[error("{} holds {found}, from which no weights can be read; save a dictionary of plain tensors, such as `model.state_dict()`, with `torch.save`", path.display())]
+    NotStateDict {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+
     /// A PyTorch file has no dictionary of tensors under the key asked for, or several to choose from.
     #[error("{} {reason}; name one with `OpenOptions::key`, its dictionaries of tensors are {}", path.display(), list(available))]
     Key {

@@ -27,7 +27,7 @@ pub use error::{Error, Result};
 pub use format::Format;
 pub use load::{LoadOptions, StoredDType, load, load_source};
 pub use manifest::{Fault, Manifest, ManifestFile, ManifestTensor, Verification};
-pub use model::{Architecture, save_model};
+pub use model::{Architecture, load_model, save_model};
 pub use names::NameStyle;
 pub use report::{LoadReport, Misshapen, Missing, Mistyped};
 pub use save::{Names, SaveFormat, SaveOptions, SaveReport, save, save_tensors, snapshot};

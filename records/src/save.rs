@@ -10,9 +10,6 @@ use crate::error::{Error, Result};
 use crate::stored_type::StoredType;
 use crate::write::{self, collect};
 
-/// The metadata key that says whose parameter names a file has: `burn` or `torch`.
-pub(crate) const NAMES_KEY: &str = "burn-nccl.names";
-
 /// The layout of a saved file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveFormat {
@@ -57,6 +54,7 @@ pub enum Names {
 /// assert!(for_torchvision.durable);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SaveOptions {
     /// The layout of the file.
     pub format: SaveFormat,
@@ -153,9 +151,6 @@ impl SaveOptions {
         if self.max_shard_bytes.is_some() && self.format != SaveFormat::Safetensors {
             return refuse("shards need the safetensors format, since a burnpack file has no index");
         }
-        if self.max_shard_bytes.is_some() && self.compression.is_some() {
-            return refuse("shards cannot be compressed, since their readers map them");
-        }
         if self.max_shard_bytes == Some(0) {
             return refuse("a shard of 0 bytes holds nothing");
         }
@@ -165,6 +160,7 @@ impl SaveOptions {
 
 /// What a save wrote.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SaveReport {
     /// The files, in the order of their names.
     pub files: Vec<PathBuf>,
@@ -186,7 +182,7 @@ pub struct SaveReport {
 /// # Errors
 ///
 /// [`Error::SaveOptions`], [`Error::CompressionLevel`], [`Error::Exists`], [`Error::NotAFile`], [`Error::DuplicateTensor`],
-/// [`Error::Unstorable`] and [`Error::TooLarge`] before anything is written; [`Error::Overflow`], [`Error::Tensor`] and
+/// [`Error::Unstorable`] and [`Error::Limit`] before anything is written; [`Error::Overflow`], [`Error::Tensor`] and
 /// [`Error::File`] with nothing changed at `path`.
 pub fn save<M: Module>(module: &M, path: impl AsRef<Path>, options: &SaveOptions) -> Result<SaveReport> {
     options.check()?;

@@ -62,6 +62,8 @@ pub struct Learned {
     pub parameters: Vec<f64>,
     /// Their fingerprint.
     pub sha256: String,
+    /// The devices that they are on.
+    pub devices: usize,
     /// The epochs that were started.
     pub epochs: usize,
     /// The training batches that were taken from the loader.

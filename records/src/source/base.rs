@@ -32,7 +32,7 @@ impl Source {
     /// # Errors
     ///
     /// [`Error::File`](crate::Error::File), [`Error::UnknownFormat`](crate::Error::UnknownFormat); for a file whose
-    /// claims do not hold, [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Expands`](crate::Error::Expands) or
+    /// claims do not hold, [`Error::Corrupt`](crate::Error::Corrupt), [`Error::TooLarge`](crate::Error::TooLarge) or
     /// [`Error::Shards`](crate::Error::Shards); [`Error::UnsupportedType`](crate::Error::UnsupportedType); for a PyTorch
     /// file with several dictionaries of tensors, [`Error::Key`](crate::Error::Key).
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {

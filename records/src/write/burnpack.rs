@@ -88,5 +88,5 @@ fn within(what: &str, size: u64, limit: u64) -> Result<()> {
     if size <= limit {
         return Ok(());
     }
-    Err(Error::TooLarge { what: what.into(), size, limit, format: "burnpack" })
+    Err(Error::Limit { what: what.into(), size, limit, format: "burnpack" })
 }

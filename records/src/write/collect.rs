@@ -4,6 +4,7 @@ use burn::store::burn_pack;
 use burn::tensor::{Bool, Int, Tensor};
 
 use super::storage::Storage;
+use crate::names::torch_name;
 use crate::save::Names;
 
 /// Every parameter of `module`, under the name and in the layout that `names` say. Nothing is read or copied.
@@ -33,7 +34,7 @@ impl Collector {
         let Some((field, path)) = self.path.split_last() else { return String::new() };
         let field = match self.names {
             Names::Burn => field,
-            Names::Torch => torch_field(self.declared_in(), field),
+            Names::Torch => torch_name(self.declared_in(), field),
         };
         path.iter().map(String::as_str).chain([field]).collect::<Vec<_>>().join(".")
     }
@@ -49,19 +50,6 @@ impl Collector {
             Some(bytes) => burn_pack::Tensor::new(self.name(), tensor.dtype(), tensor.shape(), id, bytes),
             None => bridge::from_tensor(&tensor, self.name(), id),
         });
-    }
-}
-
-/// PyTorch's name for a field of one of Burn's layers.
-fn torch_field<'a>(layer: &str, field: &'a str) -> &'a str {
-    let is_norm = matches!(
-        layer.strip_prefix("Struct:"),
-        Some("BatchNorm" | "LayerNorm" | "GroupNorm" | "InstanceNorm" | "RmsNorm")
-    );
-    match field {
-        "gamma" if is_norm => "weight",
-        "beta" if is_norm => "bias",
-        field => field,
     }
 }
 

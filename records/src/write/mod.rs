@@ -14,11 +14,9 @@ use burn::tensor::DType;
 
 use crate::atomic::Scratch;
 use crate::error::{Error, Result};
-use crate::save::{NAMES_KEY, Names, SaveFormat, SaveOptions};
+use crate::names::NAMES_KEY;
+use crate::save::{Names, SaveFormat, SaveOptions};
 use crate::stored_type;
-
-const _: () =
-    assert!(cfg!(target_endian = "little"), "both formats are little-endian, and so is what is written");
 
 /// Bytes of a tensor that are rounded before they are written.
 const BLOCK_BYTES: usize = 16 << 20;

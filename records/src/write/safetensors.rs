@@ -54,7 +54,7 @@ fn encode(header: &Map<String, Value>) -> Result<Vec<u8>> {
     let length = encoded.len().next_multiple_of(ALIGNMENT) - 8;
     if length > MAX_HEADER_BYTES {
         let (size, limit) = (length as u64, MAX_HEADER_BYTES as u64);
-        return Err(Error::TooLarge { what: "the header".into(), size, limit, format: "safetensors" });
+        return Err(Error::Limit { what: "the header".into(), size, limit, format: "safetensors" });
     }
     encoded.resize(length + 8, b' ');
     encoded[..8].copy_from_slice(&(length as u64).to_le_bytes());
