@@ -2,7 +2,9 @@
 
 use burn_nccl::amp::GradScalerState;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
+
+use super::exact_json;
 
 /// The version of `state.json` that this crate writes; it reads this one and the older.
 const VERSION: u64 = 1;
@@ -97,8 +99,7 @@ pub(super) fn encode(state: &TrainingState) -> String {
 
 /// The state in the text of `state.json`; what is wrong with it otherwise.
 pub(super) fn decode(text: &str) -> Result<TrainingState, String> {
-    let mut written: Value = serde_json::from_str(&quote_floats(text)).map_err(|error| error.to_string())?;
-    unquote_floats(&mut written)?;
+    let mut written = exact_json::parse(text)?;
     let version = written.get("version").and_then(Value::as_u64).ok_or("it has no `version`")?;
     if version > VERSION {
         return Err(format!(
@@ -107,63 +108,6 @@ pub(super) fn decode(text: &str) -> Result<TrainingState, String> {
     }
     let state = written.get_mut("state").map(Value::take).ok_or("it has no `state`")?;
     serde_json::from_value(state).map_err(|error| error.to_string())
-}
-
-/// Marks a string that stands for a number.
-const FLOAT: char = '\u{0}';
-
-/// `text` with every number that has a fraction or an exponent as a string. serde_json reads such numbers to within one
-/// unit in the last place (its feature `float_roundtrip` is off, and turning it on would be for the whole program),
-/// which is too far for a training that goes on bit for bit.
-fn quote_floats(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
-        quoted.push_str(&rest[..start]);
-        rest = &rest[start..];
-        let (token, is_float) = if rest.starts_with('"') {
-            (&rest[..string_length(rest)], false)
-        } else {
-            let is_part = |c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.' | 'e' | 'E');
-            let token = &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())];
-            (token, token.contains(['.', 'e', 'E']))
-        };
-        match is_float {
-            true => quoted.extend(["\"\\u0000", token, "\""]),
-            false => quoted.push_str(token),
-        }
-        rest = &rest[token.len()..];
-    }
-    quoted.push_str(rest);
-    quoted
-}
-
-/// Bytes of the JSON string that `text` begins with.
-fn string_length(text: &str) -> usize {
-    let mut escaped = false;
-    for (index, byte) in text.bytes().enumerate().skip(1) {
-        match byte {
-            b'"' if !escaped => return index + 1,
-            b'\\' => escaped = !escaped,
-            _ => escaped = false,
-        }
-    }
-    text.len()
-}
-
-/// Undoes [`quote_floats`], with the parser of the standard library, which is exact.
-fn unquote_floats(value: &mut Value) -> Result<(), String> {
-    match value {
-        Value::Array(items) => items.iter_mut().try_for_each(unquote_floats),
-        Value::Object(items) => items.values_mut().try_for_each(unquote_floats),
-        Value::String(text) if text.starts_with(FLOAT) => {
-            let text = &text[FLOAT.len_utf8()..];
-            let number = text.parse().ok().and_then(Number::from_f64);
-            *value = Value::Number(number.ok_or_else(|| format!("`{text}` is not a number"))?);
-            Ok(())
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
@@ -210,20 +154,6 @@ mod tests {
     fn the_scaler_keeps_its_scale_and_its_growth_tracker() {
         let scaling = decode(&encode(&state())).unwrap().scaler.unwrap().scaling.unwrap();
         assert_eq!((scaling.scale, scaling.growth_tracker), (1.1, 1234));
-    }
-
-    #[test]
-    fn every_float_comes_back_to_the_last_bit() {
-        // Each is a random pattern of bits, which serde_json alone would often read one unit off.
-        let floats: Vec<f64> = (0..20_000)
-            .map(|index| f64::from_bits(step_seed(7, index, 0)))
-            .filter(|float| float.is_finite())
-            .collect();
-        let state = TrainingState { history: json!(floats), ..TrainingState::default() };
-        let found = decode(&encode(&state)).unwrap().history;
-        let found: Vec<u64> =
-            found.as_array().unwrap().iter().map(|value| value.as_f64().unwrap().to_bits()).collect();
-        assert_eq!(found, floats.iter().map(|float| float.to_bits()).collect::<Vec<_>>());
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::harness::{End, kill_after, run, run_command, skip, test_rank};
 const KILLS: usize = 1000;
 /// As many at a time as may be without each waiting for the others' disk.
 const JOBS: usize = 4;
-/// Starting takes about a quarter of it, the rest is saving.
+/// Long enough to start and to save a few checkpoints.
 const LONGEST_LIFE_MICROSECONDS: f64 = 120_000.0;
 
 fn saving(folder: &Path) -> Saving {
