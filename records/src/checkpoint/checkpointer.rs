@@ -75,8 +75,9 @@ impl Checkpointer {
     /// Saves a checkpoint of `model`, `optimizer` and `state` as they are now, as `step-N` with the step of `state`.
     ///
     /// Returns once rank 0 holds on to the tensors, before any of them is written. Until it is, updates of parameters and
-    /// of the optimizer's state go to new memory, so that there may be two of each, and a copy of the latter in host memory. If the checkpoint before this
-    /// is still being written, this waits for it, so that training can be ahead by one checkpoint at most.
+    /// of the optimizer's state go to new memory, so that there may be two of each, and a copy of the latter in host
+    /// memory. If the checkpoint before this is still being written, this waits for it, so that training can be ahead by
+    /// one checkpoint at most.
     ///
     /// A checkpoint of the same step is replaced. How this one ends is what the next call says.
     ///
