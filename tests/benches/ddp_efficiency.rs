@@ -17,7 +17,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_nccl::{DdpConfig, DistributedDataParallel, Environment, ProcessGroup};
 use burn_nccl_models::{Depth, ResNetConfig};
-use support::{AnyError, median};
+use support::{AnyError, cpu_seconds, median};
 
 const BATCH: usize = 8;
 const SIZE: usize = 64;
@@ -113,13 +113,4 @@ fn rank(environment: &Environment) -> Result<(), AnyError> {
         support::report(&result)?;
     }
     Ok(())
-}
-
-/// Seconds that all threads of this process have spent on a core, in user and kernel mode.
-fn cpu_seconds() -> f64 {
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return 0.0 };
-    // Fields 14 and 15, counted from behind the program's name, which may hold spaces.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-    ticks / 100.0
 }

@@ -31,20 +31,15 @@ pub(super) fn decide<T: Serialize + DeserializeOwned>(
     mut poll: impl FnMut(Duration) -> Option<T>,
 ) -> Result<T> {
     let silence = group.map_or(LONGEST_SILENCE, |group| LONGEST_SILENCE.min(group.options().timeout / 4));
+    let is_decider = group.is_none_or(|group| group.rank() == 0);
     loop {
-        let is_decider = group.is_none_or(|group| group.rank() == 0);
-        let decision = if is_decider { poll(silence) } else { None };
-        match group.filter(|group| group.world_size() > 1) {
-            Some(group) => {
-                if let Some(decision) = exchange(group, call, decision)? {
-                    return Ok(decision);
-                }
-            }
-            None => {
-                if let Some(decision) = decision {
-                    return Ok(decision);
-                }
-            }
+        let own = if is_decider { poll(silence) } else { None };
+        let decision = match group.filter(|group| group.world_size() > 1) {
+            Some(group) => exchange(group, call, own)?,
+            None => own,
+        };
+        if let Some(decision) = decision {
+            return Ok(decision);
         }
     }
 }

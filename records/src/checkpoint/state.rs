@@ -2,7 +2,9 @@
 
 use burn_nccl::amp::GradScalerState;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
+
+use super::exact_json;
 
 /// The version of `state.json` that this crate writes; it reads this one and the older.
 const VERSION: u64 = 1;
@@ -11,27 +13,32 @@ const VERSION: u64 = 1;
 ///
 /// [`step`](Self::step) names the checkpoint; everything else is the caller's to fill and to use again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct TrainingState {
     /// Optimizer steps that were made, which is the number in the checkpoint's name.
     pub step: u64,
     /// Epochs that were finished.
     pub epoch: u64,
     /// Where the data stands, in the middle of an epoch too.
+    #[serde(default)]
     pub sampler: Option<SamplerState>,
     /// The state of loss scaling.
+    #[serde(default)]
     pub scaler: Option<GradScalerState>,
     /// What every random draw comes from: see [`step_seed`].
     pub seed: u64,
     /// The ranks that trained.
     pub world_size: u64,
-    /// What keep-best compares; a NaN is as none.
+    /// What keep-best compares; one that is not finite is as none.
+    #[serde(default)]
     pub metric: Option<f64>,
     /// The configuration of the run.
+    #[serde(default)]
     pub config: Value,
     /// The metrics so far.
+    #[serde(default)]
     pub history: Value,
     /// Anything else that the caller must find again: the scheduler, counters, names.
+    #[serde(default)]
     pub extra: Map<String, Value>,
 }
 
@@ -40,7 +47,6 @@ pub struct TrainingState {
 /// The order of an epoch is a function of `seed`, `epoch` and `dataset_len`, so `images` is all that a resume must
 /// skip, on any number of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct SamplerState {
     /// The epoch that is under way.
     pub epoch: u64,
@@ -93,8 +99,7 @@ pub(super) fn encode(state: &TrainingState) -> String {
 
 /// The state in the text of `state.json`; what is wrong with it otherwise.
 pub(super) fn decode(text: &str) -> Result<TrainingState, String> {
-    let mut written: Value = serde_json::from_str(&quote_floats(text)).map_err(|error| error.to_string())?;
-    unquote_floats(&mut written)?;
+    let mut written = exact_json::parse(text)?;
     let version = written.get("version").and_then(Value::as_u64).ok_or("it has no `version`")?;
     if version > VERSION {
         return Err(format!(
@@ -103,63 +108,6 @@ pub(super) fn decode(text: &str) -> Result<TrainingState, String> {
     }
     let state = written.get_mut("state").map(Value::take).ok_or("it has no `state`")?;
     serde_json::from_value(state).map_err(|error| error.to_string())
-}
-
-/// Marks a string that stands for a number.
-const FLOAT: char = '\u{0}';
-
-/// `text` with every number that has a fraction or an exponent as a string. serde_json reads such numbers to within one
-/// unit in the last place (its feature `float_roundtrip` is off, and turning it on would be for the whole program),
-/// which is too far for a training that goes on bit for bit.
-fn quote_floats(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find(|c: char| c == '"' || c == '-' || c.is_ascii_digit()) {
-        quoted.push_str(&rest[..start]);
-        rest = &rest[start..];
-        let (token, is_float) = if rest.starts_with('"') {
-            (&rest[..string_length(rest)], false)
-        } else {
-            let is_part = |c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.' | 'e' | 'E');
-            let token = &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())];
-            (token, token.contains(['.', 'e', 'E']))
-        };
-        match is_float {
-            true => quoted.extend(["\"\\u0000", token, "\""]),
-            false => quoted.push_str(token),
-        }
-        rest = &rest[token.len()..];
-    }
-    quoted.push_str(rest);
-    quoted
-}
-
-/// Bytes of the JSON string that `text` begins with.
-fn string_length(text: &str) -> usize {
-    let mut escaped = false;
-    for (index, byte) in text.bytes().enumerate().skip(1) {
-        match byte {
-            b'"' if !escaped => return index + 1,
-            b'\\' => escaped = !escaped,
-            _ => escaped = false,
-        }
-    }
-    text.len()
-}
-
-/// Undoes [`quote_floats`], with the parser of the standard library, which is exact.
-fn unquote_floats(value: &mut Value) -> Result<(), String> {
-    match value {
-        Value::Array(items) => items.iter_mut().try_for_each(unquote_floats),
-        Value::Object(items) => items.values_mut().try_for_each(unquote_floats),
-        Value::String(text) if text.starts_with(FLOAT) => {
-            let text = &text[FLOAT.len_utf8()..];
-            let number = text.parse().ok().and_then(Number::from_f64);
-            *value = Value::Number(number.ok_or_else(|| format!("`{text}` is not a number"))?);
-            Ok(())
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
@@ -209,23 +157,11 @@ mod tests {
     }
 
     #[test]
-    fn every_float_comes_back_to_the_last_bit() {
-        // Each is a random pattern of bits, which serde_json alone would often read one unit off.
-        let floats: Vec<f64> = (0..20_000)
-            .map(|index| f64::from_bits(step_seed(7, index, 0)))
-            .filter(|float| float.is_finite())
-            .collect();
-        let state = TrainingState { history: json!(floats), ..TrainingState::default() };
-        let found = decode(&encode(&state)).unwrap().history;
-        let found: Vec<u64> =
-            found.as_array().unwrap().iter().map(|value| value.as_f64().unwrap().to_bits()).collect();
-        assert_eq!(found, floats.iter().map(|float| float.to_bits()).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn a_metric_that_is_no_number_is_none() {
-        let state = TrainingState { metric: Some(f64::NAN), ..TrainingState::default() };
-        assert_eq!(decode(&encode(&state)).unwrap().metric, None);
+    fn a_metric_that_is_not_finite_is_none() {
+        for metric in [f64::NAN, f64::INFINITY] {
+            let state = TrainingState { metric: Some(metric), ..TrainingState::default() };
+            assert_eq!(decode(&encode(&state)).unwrap().metric, None);
+        }
     }
 
     #[test]
@@ -234,9 +170,20 @@ mod tests {
         assert!(error.contains("version 2") && error.contains("reads 1"), "{error}");
     }
 
+    /// A whole state with this in it.
+    fn with(fields: &str) -> String {
+        format!(r#"{{"version": 1, "state": {{"epoch": 0, "seed": 0, "world_size": 1, {fields}}}}}"#)
+    }
+
+    #[test]
+    fn what_a_caller_left_out_is_empty() {
+        let found = decode(&with(r#""step": 1"#)).unwrap();
+        assert_eq!(found, TrainingState { step: 1, world_size: 1, ..TrainingState::default() });
+    }
+
     #[test]
     fn hostile_states_are_errors() {
-        let deep = format!(r#"{{"version": 1, "state": {{"extra": {}1.5"#, r#"{"a":"#.repeat(100_000));
+        let deep = with(&format!(r#""step": 1, "extra": {}1.5"#, r#"{"a":"#.repeat(100_000)));
         let pickle = "\u{80}\u{2}}q\u{0}.";
         for text in [
             "",
@@ -254,16 +201,18 @@ mod tests {
             r#"{"version": 1.0, "state": {}}"#,
             r#"{"version": 1e999, "state": {}}"#,
             r#"{"version": 1, "state": 7}"#,
-            r#"{"version": 1, "state": {"step": -1}}"#,
-            r#"{"version": 1, "state": {"step": 1.5}}"#,
-            r#"{"version": 1, "state": {"step": 18446744073709551616}}"#,
-            r#"{"version": 1, "state": {"step": "1"}}"#,
-            r#"{"version": 1, "state": {"metric": 1e999}}"#,
-            r#"{"version": 1, "state": {"metric": 1.5.5}}"#,
-            r#"{"version": 1, "state": {"extra": []}}"#,
-            r#"{"version": 1, "state": {"scaler": {"scale": 1.0}}}"#,
-            r#"{"version": 1, "state": {"sampler": {"images": 1e3}}}"#,
-            r#"{"version": 1, "state": {}} trailing"#,
+            r#"{"version": 1, "state": {}}"#,
+            r#"{"version": 1, "state": {"step": 1, "epoch": 0, "seed": 0}}"#,
+            &with(r#""step": -1"#),
+            &with(r#""step": 1.5"#),
+            &with(r#""step": 18446744073709551616"#),
+            &with(r#""step": "1""#),
+            &with(r#""step": 1, "metric": 1e999"#),
+            &with(r#""step": 1, "metric": 1.5.5"#),
+            &with(r#""step": 1, "extra": []"#),
+            &with(r#""step": 1, "scaler": {"scale": 1.0}"#),
+            &with(r#""step": 1, "sampler": {"images": 1}"#),
+            &format!("{} trailing", with(r#""step": 1"#)),
             &deep,
             // C17
             pickle,
