@@ -172,7 +172,8 @@ pub struct SaveReport {
     pub largest_error: f64,
 }
 
-/// Saves a module's parameters, its running statistics included.
+/// Saves a module's parameters, and its running statistics with what the last forward pass added to them (Burn itself
+/// adds that with the next pass).
 ///
 /// The file appears under `path` in one step once it is whole: a crash, a full disk or an error leaves what was there, and
 /// two writers of one path both write a whole file, of which the last to end stays. A link at `path` is replaced, not
@@ -186,7 +187,7 @@ pub struct SaveReport {
 /// [`Error::File`] with nothing changed at `path`.
 pub fn save<M: Module>(module: &M, path: impl AsRef<Path>, options: &SaveOptions) -> Result<SaveReport> {
     options.check()?;
-    save_checked(collect::collect(module, options.names), path.as_ref(), options)
+    save_checked(collect::collect(&module.valid(), options.names), path.as_ref(), options)
 }
 
 /// Saves tensors under the names they have; otherwise as [`save`].
@@ -211,7 +212,7 @@ pub fn save_tensors(
 /// Shares the parameters' storage and copies nothing, so it is a cheap snapshot: Burn writes an update of a parameter that
 /// is also held here to new memory.
 pub fn snapshot<M: Module>(module: &M) -> Vec<Tensor> {
-    collect::collect(module, Names::Burn)
+    collect::collect(&module.valid(), Names::Burn)
 }
 
 fn save_checked(tensors: Vec<Tensor>, path: &Path, options: &SaveOptions) -> Result<SaveReport> {

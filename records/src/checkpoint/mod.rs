@@ -46,7 +46,6 @@ mod agreement;
 mod checkpointer;
 mod config;
 mod contents;
-mod exact_json;
 mod failure;
 mod find;
 mod folder;

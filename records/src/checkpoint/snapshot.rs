@@ -8,7 +8,8 @@ use burn::store::burn_pack;
 use burn::tensor::{Shape, Tensor};
 
 use super::state::TrainingState;
-use crate::save;
+use crate::save::Names;
+use crate::write::collect::collect;
 
 /// What a training holds at one moment.
 ///
@@ -27,7 +28,7 @@ impl Snapshot {
         // `valid` puts the last update of running statistics in its place, and takes the tensors out of autodiff.
         let model = model.valid();
         Self {
-            model: save::snapshot(&model),
+            model: collect(&model, Names::Burn),
             parameters: Parameters::of(&model),
             optimizer: optimizer.clone(),
             state,

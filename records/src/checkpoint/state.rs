@@ -4,7 +4,6 @@ use burn_nccl::amp::GradScalerState;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::exact_json;
 
 /// The version of `state.json` that this crate writes; it reads this one and the older.
 const VERSION: u64 = 1;
@@ -99,7 +98,7 @@ pub(super) fn encode(state: &TrainingState) -> String {
 
 /// The state in the text of `state.json`; what is wrong with it otherwise.
 pub(super) fn decode(text: &str) -> Result<TrainingState, String> {
-    let mut written = exact_json::parse(text)?;
+    let mut written: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let version = written.get("version").and_then(Value::as_u64).ok_or("it has no `version`")?;
     if version > VERSION {
         return Err(format!(

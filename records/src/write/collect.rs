@@ -7,7 +7,8 @@ use super::storage::Storage;
 use crate::names::torch_name;
 use crate::save::Names;
 
-/// Every parameter of `module`, under the name and in the layout that `names` say. Nothing is read or copied.
+/// Every parameter of `module`, which is one without autodiff (`valid`), under the name and in the layout that `names` say.
+/// Nothing is read or copied.
 pub(crate) fn collect<M: Module>(module: &M, names: Names) -> Vec<burn_pack::Tensor> {
     let mut collector = Collector { names, path: Vec::new(), containers: Vec::new(), tensors: Vec::new() };
     module.visit(&mut collector);

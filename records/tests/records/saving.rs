@@ -556,3 +556,15 @@ fn saving_twice_gives_the_same_bytes() {
         assert!(fs::read(&a).unwrap() == fs::read(&b).unwrap());
     }
 }
+
+#[test]
+fn what_the_last_forward_pass_added_to_running_statistics_is_saved() {
+    let norm: BatchNorm = BatchNormConfig::new(2).init(&Device::flex().autodiff());
+    norm.forward(Tensor::<4>::full([4, 2, 3, 3], 5.0, &Device::flex().autodiff()));
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("norm");
+    save(&norm, &file, &SaveOptions::default()).unwrap();
+    // Momentum 0.1: 0.9 * 0 + 0.1 * 5, and 0.9 * 1 + 0.1 * 0.
+    let saved = |name: &str| floats(&read(&file)[name].to_bytes().unwrap());
+    assert_eq!((saved("running_mean"), saved("running_var")), (vec![0.5; 2], vec![0.9; 2]));
+}
