@@ -25,7 +25,7 @@ use crate::fingerprint::{parameters, sha256};
 use crate::loader::{CLASSES, FEATURES, Incident, Loader, Points};
 use crate::model::fill;
 use crate::report::Learned;
-use crate::training::{Backend, Precision, criterion, device, group, optimizer};
+use crate::training::{self, Backend, Precision, criterion, device, group, optimizer};
 
 const TIMEOUT_SECONDS: u64 = 60;
 const HIDDEN: usize = 8;
@@ -55,6 +55,8 @@ pub struct Learning {
     pub early_stopping: bool,
     /// Whether the classifier normalises with the batches of all ranks.
     pub synchronized_norm: bool,
+    /// Whether the classifier's last layer is on a device of its own.
+    pub two_devices: bool,
     /// How each rank scales its loss; nothing for no scaling.
     pub scaling: Vec<GradScalerConfig>,
     /// What happens while a batch to train on is loaded.
@@ -88,6 +90,7 @@ impl Learning {
         Ok(Learned {
             parameters: parameters(&result.model),
             sha256: sha256(&result.model),
+            devices: result.model.devices().len(),
             epochs: epochs.load(Ordering::SeqCst),
             batches: batches.load(Ordering::SeqCst),
             interrupted: result.interrupted.is_some(),
@@ -100,10 +103,15 @@ impl Learning {
     }
 
     fn classifier(&self, seed: u64, loss_scale: Option<LossScale>, device: &Device) -> Classifier {
+        let last = if self.two_devices {
+            training::device(Backend::NdArray, Precision::Single)
+        } else {
+            device.clone()
+        };
         let model = Classifier {
             hidden: LinearConfig::new(FEATURES, HIDDEN).init(device),
             norm: self.synchronized_norm.then(|| SyncBatchNormConfig::new(HIDDEN).init(device)),
-            output: LinearConfig::new(HIDDEN, CLASSES).init(device),
+            output: LinearConfig::new(HIDDEN, CLASSES).init(&last),
             loss_scale,
         };
         fill(model, seed)
@@ -180,7 +188,9 @@ impl Classifier {
             Some(norm) => norm.forward(hidden),
             None => hidden,
         };
-        let logits = widen(self.output.forward(relu(hidden)));
+        let hidden = relu(hidden).to_device(&self.output.weight.device());
+        // Back to the targets, whose integers have the type that the metrics of that backend expect.
+        let logits = widen(self.output.forward(hidden)).to_device(&points.targets.device());
         let loss = criterion(&logits.device()).forward(logits.clone(), points.targets.clone());
         ClassificationOutput::new(loss, logits, points.targets)
     }

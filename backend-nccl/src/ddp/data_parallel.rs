@@ -10,6 +10,7 @@ use burn::tensor::{Bytes, Tensor, TensorData};
 use super::bucket::{self, GradientSize};
 use super::config::{DdpConfig, UnevenInputs};
 use super::events::EventLog;
+use super::lift::Lifts;
 use super::reducer::{Reduced, Reducer};
 use super::replicate::{self, Covered};
 use super::{lift, module_hook, parameters, uneven};
@@ -26,13 +27,18 @@ use crate::sync_batch_norm;
 ///
 /// One instance serves one model on one rank. All ranks must call its methods in the same order.
 ///
+/// The model may have its parts on several devices, such as a large embedding in host memory and the rest on a GPU: each
+/// gradient is reduced through host memory and returns to its parameter's device. The model's `forward` moves what
+/// passes between them; `Tensor::to_device` is differentiable. Ranks may place their parts differently. (PyTorch:
+/// `device_ids=None`.)
+///
 /// Source: `torch.nn.parallel.DistributedDataParallel`; S. Li et al., "PyTorch Distributed: Experiences on
 /// Accelerating Data Parallel Training", VLDB 2020.
 pub struct DistributedDataParallel {
     group: ProcessGroup,
     config: DdpConfig,
     reducer: Arc<Reducer>,
-    lifts: Vec<Tensor<1>>,
+    lifts: Lifts,
     exposed: Duration,
 }
 
@@ -58,14 +64,13 @@ impl DistributedDataParallel {
                 Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements: parameter.elements })
             })
             .collect::<Result<Vec<_>>>()?;
-        let device = model.devices().into_iter().next();
-        let Some(device) = device.filter(|device| device.is_autodiff() && !sizes.is_empty()) else {
+        if trainable.is_empty() {
             return Err(Error::NothingToTrain);
-        };
+        }
         let model = replicate::broadcast(model, Covered::All, group)?;
         let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes);
         let depths = if config.overlap { lift::depths(&plan) } else { vec![0; plan.buckets.len()] };
-        let lifts = lift::build(&depths, &device);
+        let lifts = Lifts::new(&depths, trainable.iter().map(|parameter| &parameter.device));
         let names = trainable.into_iter().map(|parameter| parameter.name).collect();
         let reducer = Arc::new(Reducer::new(group, plan, names, config));
         Ok((

@@ -31,8 +31,30 @@ pub(crate) fn depths(plan: &BucketPlan) -> Vec<usize> {
     depths
 }
 
-/// One untracked tensor of each depth, made once and used in every step.
-pub(crate) fn build(depths: &[usize], device: &Device) -> Vec<Tensor<1>> {
+/// The lifts of all buckets on every device that holds trainable parameters. Both parents of a hook must be on one device,
+/// and the parameters of a bucket need not be: it lies in host memory.
+pub(crate) struct Lifts(Vec<(Device, Vec<Tensor<1>>)>);
+
+impl Lifts {
+    /// Builds the lift of each depth on each of `devices`, once for all steps.
+    pub(crate) fn new<'a>(depths: &[usize], devices: impl IntoIterator<Item = &'a Device>) -> Self {
+        let mut lifts: Vec<(Device, Vec<Tensor<1>>)> = Vec::new();
+        for device in devices {
+            if lifts.iter().all(|(known, _)| known != device) {
+                lifts.push((device.clone(), build(depths, device)));
+            }
+        }
+        Self(lifts)
+    }
+
+    /// The lift of `bucket` on `device`, if a trainable parameter was there at the start.
+    pub(crate) fn get(&self, bucket: usize, device: &Device) -> Option<&Tensor<1>> {
+        self.0.iter().find(|(known, _)| known == device).map(|(_, lifts)| &lifts[bucket])
+    }
+}
+
+/// One untracked tensor of each depth.
+fn build(depths: &[usize], device: &Device) -> Vec<Tensor<1>> {
     let mut lifts = Vec::with_capacity(depths.len());
     let (mut tensor, mut reached) = (Tensor::<1>::zeros([1], device), 0);
     for &depth in depths.iter().rev() {

@@ -8,6 +8,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::bucket::BucketPlan;
+use super::lift::Lifts;
 use crate::error::{Error, Result};
 use crate::hook::{GradientHook, GradientSink, gradient_hook};
 
@@ -18,7 +19,7 @@ use crate::hook::{GradientHook, GradientSink, gradient_hook};
 pub(crate) fn hooked<M: Module>(
     module: M,
     plan: &BucketPlan,
-    lifts: &[Tensor<1>],
+    lifts: &Lifts,
     sink: &Arc<impl GradientSink + 'static>,
 ) -> Result<M> {
     let mut mapper =
@@ -36,7 +37,7 @@ pub(crate) fn hooked<M: Module>(
 
 struct HookMapper<'a, S> {
     plan: &'a BucketPlan,
-    lifts: &'a [Tensor<1>],
+    lifts: &'a Lifts,
     sink: Arc<S>,
     /// The hooked tensor of every parameter so far. Tied weights must share one: a second hook would report a part
     /// of the gradient as if it were the whole.
@@ -59,8 +60,13 @@ impl<S: GradientSink + 'static> HookMapper<'_, S> {
             self.mismatch.get_or_insert(Error::ModelChanged { cause });
             return tensor;
         }
+        let Some(lift) = self.lifts.get(slot.bucket, &tensor.device()) else {
+            let cause = format!("trainable parameter {index} is on {:?} now", tensor.device());
+            self.mismatch.get_or_insert(Error::ModelChanged { cause });
+            return tensor;
+        };
         let hook = GradientHook::ending(self.sink.clone(), index);
-        gradient_hook(tensor, &self.lifts[slot.bucket], hook)
+        gradient_hook(tensor, lift, hook)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// A parameter or running statistic of a module.
@@ -24,6 +24,7 @@ pub(crate) struct Trainable {
     pub(crate) name: String,
     pub(crate) elements: usize,
     pub(crate) dtype: DType,
+    pub(crate) device: Device,
 }
 
 /// Lists `module`'s parameters in visit order. A parameter that occurs twice (tied weights share their id) is
@@ -43,14 +44,16 @@ struct Collector {
 }
 
 impl Collector {
-    fn push(&mut self, id: ParamId, shape: Vec<usize>, dtype: DType, trainable: bool) {
+    /// Takes a parameter; `device` is that of a trainable one.
+    fn push(&mut self, id: ParamId, shape: Vec<usize>, dtype: DType, device: Option<Device>) {
         if !self.seen.insert(id) {
             return;
         }
         let name = self.path.join(".");
-        if trainable {
+        let trainable = device.is_some();
+        if let Some(device) = device {
             let elements = shape.iter().product();
-            self.trainable.push(Trainable { name: name.clone(), elements, dtype });
+            self.trainable.push(Trainable { name: name.clone(), elements, dtype, device });
         }
         self.all.push(ParameterInfo { name, shape, dtype: format!("{dtype:?}"), trainable });
     }
@@ -67,16 +70,17 @@ impl ModuleVisitor for Collector {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.base();
-        self.push(param.id, tensor.dims().to_vec(), tensor.dtype(), tensor.is_require_grad());
+        let device = tensor.is_require_grad().then(|| tensor.device());
+        self.push(param.id, tensor.dims().to_vec(), tensor.dtype(), device);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         let tensor = param.base();
-        self.push(param.id, tensor.dims().to_vec(), tensor.dtype(), false);
+        self.push(param.id, tensor.dims().to_vec(), tensor.dtype(), None);
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         let tensor = param.base();
-        self.push(param.id, tensor.dims().to_vec(), tensor.dtype(), false);
+        self.push(param.id, tensor.dims().to_vec(), tensor.dtype(), None);
     }
 }

@@ -9,6 +9,8 @@ mod clipping;
 mod data_parallel;
 mod model;
 mod overlap;
+#[cfg(feature = "ndarray")]
+mod placement;
 mod scaling;
 mod scaling_on_ranks;
 mod sync_batch_norm;

@@ -32,6 +32,7 @@ fn learning(folder: &Path) -> Learning {
         uneven_inputs: UnevenInputs::Even,
         early_stopping: false,
         synchronized_norm: false,
+        two_devices: false,
         scaling: Vec::new(),
         incident: None,
         validation_incident: None,
@@ -91,6 +92,15 @@ fn two_ranks_with_a_synchronized_norm_learn_what_one_process_learns_on_the_joine
     let folder = tempfile::tempdir().unwrap();
     let learning = |name| Learning { synchronized_norm: true, ..learning(&folder.path().join(name)) };
     assert_equals_joined(learning("ranks"), learning("alone"));
+}
+
+/// Burn's own strategy gathers the model on one device; that of the ranks leaves each part where it is.
+#[test]
+fn two_ranks_with_a_model_on_two_devices_learn_what_one_process_learns_on_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let learning = |name| Learning { two_devices: true, ..learning(&folder.path().join(name)) };
+    assert_equals_joined(learning("ranks"), learning("alone"));
+    assert!(run(learning("again")).iter().all(|end| end.devices == 2));
 }
 
 #[test]

@@ -35,6 +35,7 @@ use renderer::SilentRenderer;
 /// - **Training metrics** are those of rank 0's part of the data, which a shuffling sampler makes a fair sample.
 /// - **Dashboard, log files and checkpoints** are rank 0's; the other ranks keep their metrics in memory. A metric or
 ///   progress logger of your own writes wherever it is registered: register it on rank 0 only.
+/// - **A model on several devices** stays there; batches go to the device of its first parameter.
 /// - **Resuming** reads the checkpoint on every rank, so the folder must be on a file system that all ranks see.
 /// - **Early stopping and interruption**: rank 0 decides on early stopping; an interruption or an error on any rank
 ///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
@@ -107,7 +108,10 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
         };
         let device = learner.model().devices().into_iter().next().unwrap_or_default();
         let device = if device.is_autodiff() { device } else { device.autodiff() };
-        learner.fork(&device);
+        // A model that was placed on several devices would be gathered on one of them, which may not hold it.
+        if learner.model().devices().len() <= 1 {
+            learner.fork(&device);
+        }
         let train = TrainEpoch {
             loader: dataloader_train.to_device(&device),
             accumulation: components.grad_accumulation.unwrap_or(1),
