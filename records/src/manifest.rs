@@ -91,8 +91,8 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// [`Error::Manifest`] for a name that is absolute, leaves the folder, appears twice or is a link, and
-    /// [`Error::File`] for a file that cannot be read.
+    /// [`Error::Manifest`] for a name that is absolute, leaves the folder, appears twice or is a link, [`Error::File`]
+    /// for a file that cannot be read, and those of [`Source::open`] for damaged weights.
     pub fn describe(folder: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Self> {
         let folder = folder.as_ref();
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
@@ -108,7 +108,7 @@ impl Manifest {
             files: names.iter().map(describe).collect::<Result<_>>()?,
             versions: versions(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            tensors: names.iter().flat_map(|name| tensors(folder, name)).collect(),
+            tensors: names.iter().map(|name| tensors(folder, name)).collect::<Result<Vec<_>>>()?.concat(),
             ..Self::default()
         })
     }
@@ -317,21 +317,25 @@ fn digest(mut file: File) -> std::io::Result<(u64, String)> {
     Ok((bytes, format!("{:x}", hash.finalize())))
 }
 
-/// The tensors of a file, none where it holds no weights.
-fn tensors(folder: &Path, name: &str) -> Vec<ManifestTensor> {
+/// The tensors of a file, none where it holds no weights. An index of shards is described by its shards.
+fn tensors(folder: &Path, name: &str) -> Result<Vec<ManifestTensor>> {
     let path = folder.join(name);
-    // An index of shards is described by its shards.
-    let format = Format::of_file(&path).map(|(format, _)| format);
-    let holds_weights = matches!(format, Ok(Format::Burnpack | Format::Safetensors | Format::Pytorch));
-    // What looks like weights and is not, as any zip archive does, is a file like others.
-    let source = holds_weights.then(|| Source::open(&path, &OpenOptions::default()).ok()).flatten();
+    let source = match Format::of_file(&path) {
+        Ok((Format::Burnpack | Format::Safetensors, _)) => Source::open(&path, &OpenOptions::default())?,
+        // A zip archive of anything looks like PyTorch's, and not all of those hold weights.
+        Ok((Format::Pytorch, _)) => match Source::open(&path, &OpenOptions::default()) {
+            Ok(source) => source,
+            Err(_) => return Ok(Vec::new()),
+        },
+        _ => return Ok(Vec::new()),
+    };
     let describe = |tensor: &StoredTensor| ManifestTensor {
         file: name.into(),
         name: tensor.name().into(),
         shape: tensor.shape().to_vec(),
         dtype: tensor.dtype().name().into(),
     };
-    source.iter().flat_map(Source::tensors).map(describe).collect()
+    Ok(source.tensors().iter().map(describe).collect())
 }
 
 /// Refuses names that are not those of distinct files in the folder.

@@ -78,6 +78,12 @@ fn the_tensors_of_weights_are_listed_one_a_line() {
     let text = fs::read_to_string(folder.path().join("manifest.json")).unwrap();
     let line = "  {\"file\":\"net.bpk\",\"name\":\"fc.weight\",\"shape\":[3,4],\"dtype\":\"f32\"},\n";
     assert!(text.contains(line), "{text}");
+
+    let path = folder.path().join("net.bpk");
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    let error = Manifest::describe(folder.path(), &["net.bpk"]).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "damaged weights are not described as sound: {error}");
 }
 
 #[test]
