@@ -179,7 +179,8 @@ fn a_resumed_run_has_the_bits_of_one_that_was_not_with_loss_scale_and_synchronis
     assert!(output.status.success(), "{}", stderr(&output));
     // The first steps overflow, so that the checkpoint holds a scale and a count of its own.
     let checkpoint = whole.out.join("checkpoints/step-2");
-    let state: Value = serde_json::from_slice(&fs::read(checkpoint.join("state.json")).unwrap()).unwrap();
+    let file: Value = serde_json::from_slice(&fs::read(checkpoint.join("state.json")).unwrap()).unwrap();
+    let state = &file["state"];
     assert_eq!(
         (&state["scaler"]["_growth_tracker"], &state["extra"]["skipped_steps"]),
         (&0.into(), &2.into())

@@ -86,24 +86,28 @@ fn an_older_checkpoint_branches_off_into_another_folder_and_is_refused_in_its_ow
 
 #[test]
 fn epochs_go_on_where_they_ended_and_more_can_be_asked_for() {
-    let one = ["--epochs", "1", "--batch-size", "300", "--warmup-epochs", "0"];
-    let (first, summary) = whole(&one);
+    let place = Place::new();
+    let files: Vec<String> = (0..8).map(|image| format!("{}/{image}.png", ["a", "b"][image % 2])).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let data = place.images(&files, &files);
+    let one = ["--data", &data, "--image-size", "16", "--batch-size", "2", "--epochs", "1"];
+    let output = place.run(&one);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = place.json("summary.json");
     assert_eq!((&summary["epochs"], &summary["steps"]), (&1.into(), &2.into()));
-    // The learning rate of two epochs is another one, so only the place is compared.
-    let output = first.run(&["--resume", "auto", "--epochs", "2"]);
+
+    let output = place.run(&["--resume", "auto", "--epochs", "2"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("not as before: --epochs 1, now 2"), "{}", stderr(&output));
-    let summary = first.json("summary.json");
-    assert_eq!(
-        (&summary["epochs"], &summary["steps"], &summary["resumed_from_step"]),
-        (&2.into(), &4.into(), &2.into())
-    );
-    assert_eq!(steps(&first.out), [1, 2, 3, 4]);
+    let summary = place.json("summary.json");
+    assert_eq!((&summary["epochs"], &summary["steps"]), (&2.into(), &4.into()));
+    assert_eq!(summary["resumed_from_step"], 2);
+    assert_eq!(steps(&place.out), [1, 2, 3, 4]);
 
     // Nothing is left to do: the run is tested again and stays as it is.
-    let output = first.run(&["--resume", "auto"]);
+    let output = place.run(&["--resume", "auto"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(first.json("summary.json")["parameters_sha256"], summary["parameters_sha256"]);
+    assert_eq!(place.json("summary.json")["parameters_sha256"], summary["parameters_sha256"]);
 }
 
 #[test]
@@ -165,7 +169,8 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
 
 #[test]
 fn two_jobs_do_not_go_on_with_one_run() {
-    let args = ["--batch-size", "8", "--checkpoint-steps", "1", "--max-steps", "400"];
+    // So far apart that no second one comes while the other job starts.
+    let args = ["--batch-size", "8", "--checkpoint-steps", "40", "--max-steps", "4000"];
     let place = Place::new();
     let mut child = place.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);
