@@ -163,6 +163,8 @@ fn names_that_leave_the_folder_are_refused() {
         "inner/",
         "inner\\..\\..\\a.bin",
         "a\u{0}.bin",
+        "a\n.bin",
+        "\u{1b}[2J",
         "C:\\a.bin",
     ];
     for name in outside {

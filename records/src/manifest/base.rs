@@ -1,25 +1,20 @@
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
-use std::path::{Component, Path, PathBuf};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
+use super::Verification;
+use super::files::{check_names, digest, open, tensors};
+use super::verification::compare;
 use crate::atomic;
 use crate::error::{Error, Result};
-use crate::format::Format;
-use crate::source::{OpenOptions, Source, StoredTensor};
 
 /// A manifest that is larger is not read: JSON takes up to twenty times its size in memory.
 const MAX_BYTES: u64 = 16 << 20;
-
-/// What is read of a file at a time.
-const READ_BYTES: usize = 1 << 20;
 
 /// What a folder of files must hold: their sizes and SHA-256, and what a reader wants to know without opening them.
 ///
@@ -92,7 +87,7 @@ impl Manifest {
     /// # Errors
     ///
     /// [`Error::Manifest`] for a name that is absolute, leaves the folder, appears twice or is a link, [`Error::File`]
-    /// for a file that cannot be read, and those of [`Source::open`] for damaged weights.
+    /// for a file that cannot be read, and those of [`Source::open`](crate::Source::open) for damaged weights.
     pub fn describe(folder: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Self> {
         let folder = folder.as_ref();
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
@@ -181,197 +176,14 @@ impl Manifest {
     }
 }
 
-/// What [`Manifest::verify`] found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use]
-pub struct Verification {
-    /// Each file that is not as described, in the order of the manifest.
-    pub faults: Vec<(String, Fault)>,
-}
-
-impl Verification {
-    /// Whether every file is as described.
-    pub fn is_intact(&self) -> bool {
-        self.faults.is_empty()
-    }
-}
-
-impl fmt::Display for Verification {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lines: Vec<String> = self.faults.iter().map(|(name, fault)| format!("{name}: {fault}")).collect();
-        f.write_str(&lines.join("\n"))
-    }
-}
-
-/// How a file differs from its description.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Fault {
-    /// It is not there.
-    Missing,
-    /// It has another size.
-    Size {
-        /// In the manifest.
-        expected: u64,
-        /// On the disk.
-        found: u64,
-    },
-    /// Its size is right and its content another.
-    Altered,
-    /// It cannot be read, or must not be: a link, a folder.
-    Unreadable {
-        /// The reason.
-        why: String,
-    },
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => f.write_str("missing"),
-            Self::Size { expected, found } if found < expected => {
-                write!(f, "short, {found} of {expected} bytes")
-            }
-            Self::Size { expected, found } => write!(f, "too long, {found} bytes in place of {expected}"),
-            Self::Altered => f.write_str("altered, its SHA-256 is another"),
-            Self::Unreadable { why } => f.write_str(why),
-        }
-    }
-}
-
-/// Why a file of a folder was not opened.
-enum Refusal {
-    Why(&'static str),
-    System(std::io::Error),
-}
-
-impl Refusal {
-    fn into_error(self, folder: &Path, name: &str) -> Error {
-        match self {
-            Self::System(source) => Error::File { action: "read", path: folder.join(name), source },
-            Self::Why(why) => {
-                Error::Manifest { path: folder.join(Manifest::FILE_NAME), why: format!("`{name}` {why}") }
-            }
-        }
-    }
-}
-
-/// Opens a file of `folder`, and follows no link on the way there: what is outside the folder stays unread.
-fn open(folder: &Path, name: &str) -> Result<File, Refusal> {
-    let mut path = PathBuf::from(folder);
-    let mut parts = name.split('/').peekable();
-    while let Some(part) = parts.next() {
-        path.push(part);
-        let kind = fs::symlink_metadata(&path).map_err(Refusal::System)?.file_type();
-        match parts.peek() {
-            _ if kind.is_symlink() => return Err(Refusal::Why("is a link or lies behind one")),
-            Some(_) if !kind.is_dir() => return Err(Refusal::Why("lies in what is no folder")),
-            // A pipe would keep its reader waiting for ever.
-            None if !kind.is_file() => return Err(Refusal::Why("is not a file")),
-            _ => {}
-        }
-    }
-    File::open(&path).map_err(Refusal::System)
-}
-
-fn compare(folder: &Path, described: &ManifestFile) -> Option<Fault> {
-    let unreadable = |why: String| Some(Fault::Unreadable { why });
-    if let Err(why) = check_name(&described.name) {
-        return unreadable(why);
-    }
-    let file = match open(folder, &described.name) {
-        Ok(file) => file,
-        Err(Refusal::Why(why)) => return unreadable(why.into()),
-        Err(Refusal::System(error)) if error.kind() == ErrorKind::NotFound => return Some(Fault::Missing),
-        Err(Refusal::System(error)) => return unreadable(format!("cannot be read: {error}")),
-    };
-    let found = match file.metadata() {
-        Ok(metadata) => metadata.len(),
-        Err(error) => return unreadable(format!("cannot be read: {error}")),
-    };
-    if found != described.bytes {
-        return Some(Fault::Size { expected: described.bytes, found });
-    }
-    match digest(file) {
-        Ok((_, sha256)) => (sha256 != described.sha256).then_some(Fault::Altered),
-        Err(error) => unreadable(format!("cannot be read: {error}")),
-    }
-}
-
-/// Bytes and SHA-256 of a file.
-fn digest(mut file: File) -> std::io::Result<(u64, String)> {
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; READ_BYTES];
-    let mut bytes = 0;
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(read) => {
-                hash.update(&buffer[..read]);
-                bytes += read as u64;
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok((bytes, format!("{:x}", hash.finalize())))
-}
-
-/// The tensors of a file, none where it holds no weights. An index of shards is described by its shards.
-fn tensors(folder: &Path, name: &str) -> Result<Vec<ManifestTensor>> {
-    let path = folder.join(name);
-    let source = match Format::of_file(&path) {
-        Ok((Format::Burnpack | Format::Safetensors, _)) => Source::open(&path, &OpenOptions::default())?,
-        // A zip archive of anything looks like PyTorch's, and not all of those hold weights.
-        Ok((Format::Pytorch, _)) => match Source::open(&path, &OpenOptions::default()) {
-            Ok(source) => source,
-            Err(_) => return Ok(Vec::new()),
-        },
-        _ => return Ok(Vec::new()),
-    };
-    let describe = |tensor: &StoredTensor| ManifestTensor {
-        file: name.into(),
-        name: tensor.name().into(),
-        shape: tensor.shape().to_vec(),
-        dtype: tensor.dtype().name().into(),
-    };
-    Ok(source.tensors().iter().map(describe).collect())
-}
-
-/// Refuses names that are not those of distinct files in the folder.
-fn check_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<(), String> {
-    let mut seen = BTreeSet::new();
-    for name in names {
-        check_name(name)?;
-        if !seen.insert(name) {
-            return Err(format!("`{name}` appears twice"));
-        }
-    }
-    Ok(())
-}
-
-fn check_name(name: &str) -> Result<(), String> {
-    let mut parts = Path::new(name).components();
-    let stays = parts.all(|part| matches!(part, Component::Normal(_)));
-    // `a//b` and `a/./b` are other names of `a/b`; `\` is a separator on other systems.
-    let plain = name.split('/').all(|part| !part.is_empty() && part != ".") && !name.contains(['\\', '\0']);
-    match (stays && plain, name == Manifest::FILE_NAME) {
-        (true, false) => Ok(()),
-        (true, true) => Err(format!("`{name}` cannot describe itself")),
-        (false, _) => Err(format!("`{name}` is not the plain name of a file in its folder")),
-    }
-}
+/// The version of Burn that this crate is pinned to.
+const BURN_VERSION: &str = "0.22.1";
 
 fn versions() -> BTreeMap<String, String> {
     let version = |name: &str, version: &str| (name.into(), version.into());
     BTreeMap::from([
         version("burn-nccl-records", env!("CARGO_PKG_VERSION")),
-        version("burn", burn_version()),
+        version("burn", BURN_VERSION),
         version("manifest", "1"),
     ])
-}
-
-/// The version of Burn that this crate is pinned to.
-fn burn_version() -> &'static str {
-    "0.22.1"
 }
