@@ -5,7 +5,7 @@ use std::path::Path;
 use super::ManifestFile;
 use super::files::{Refusal, check_name, digest, open};
 
-/// What [`Manifest::verify`] found.
+/// What [`Manifest::verify`](crate::Manifest::verify) found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Verification {
