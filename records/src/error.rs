@@ -202,7 +202,7 @@ pub enum Error {
         dtype: String,
     },
 
-    /// A PyTorch file is sound, but holds something else than dictionaries of plain tensors, such as a TorchScript program.
+    /// A PyTorch file is sound, but holds no dictionary of plain tensors: a TorchScript program, say.
     #[error("{} holds {found}, from which no weights can be read; save a dictionary of plain tensors, such as `model.state_dict()`, with `torch.save`", path.display())]
     NotStateDict {
         /// The file.

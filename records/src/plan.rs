@@ -189,6 +189,15 @@ mod tests {
         assert_eq!((report.mistyped.len(), report.loaded.len()), (1, 1), "{report}");
     }
 
+    #[test]
+    fn nothing_loads_into_quantized_weights() {
+        let mut slots = slots();
+        slots[1].kind = Kind::Quantized;
+        let tensors = [tensor("bn.weight", &[4]), tensor("fc.weight", &[3, 4])];
+        let report = plan(&slots, &tensors, Hint::Sure(NameStyle::Torch), None, StoredDType::Module).report;
+        assert!(report.to_string().contains("fc.weight: the model needs quantized values, the file has F32"));
+    }
+
     // C7
     #[test]
     fn names_without_a_prefix_keep_their_places() {

@@ -57,7 +57,7 @@ pub struct Mistyped {
     pub name: String,
     /// The tensor's name.
     pub key: String,
-    /// What the model needs: `floating-point`, `integer` or `boolean`.
+    /// What the model needs: `floating-point`, `integer`, `boolean`, or `quantized`, which no file can give.
     pub expected: &'static str,
     /// The type in the file.
     pub found: DType,

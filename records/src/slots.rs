@@ -1,7 +1,7 @@
 //! The parameters of a model, as places for a file's tensors.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
 use crate::NameStyle;
 use crate::names::torch_name;
@@ -10,6 +10,8 @@ use crate::names::torch_name;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Float,
+    /// Burn can quantize weights, but not load others into them.
+    Quantized,
     Int,
     Bool,
 }
@@ -18,6 +20,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Float => "floating-point",
+            Self::Quantized => "quantized",
             Self::Int => "integer",
             Self::Bool => "boolean",
         }
@@ -27,6 +30,7 @@ impl Kind {
     pub(crate) fn accepts(self, dtype: DType) -> bool {
         match self {
             Self::Float => dtype.is_float() && !matches!(dtype, DType::QFloat(_)),
+            Self::Quantized => false,
             Self::Int => dtype.is_int() || dtype.is_uint(),
             Self::Bool => dtype.is_bool() || dtype == DType::U8,
         }
@@ -147,6 +151,12 @@ impl Slots {
         self.slots.push(slot);
     }
 
+    /// The type of a value, or of the one that will be.
+    fn dtype(&mut self, present: Option<DType>, default: impl FnOnce() -> DType) -> DType {
+        self.lazy |= present.is_none();
+        present.unwrap_or_else(default)
+    }
+
     /// The type of the module that has the present parameter, past lists and tuples.
     fn container(&self) -> &str {
         let of_module =
@@ -174,32 +184,22 @@ impl ModuleVisitor for Slots {
         if column_major && param.is_initialized() {
             shape.reverse();
         }
-        let default = |device: Device| device.settings().float_dtype.into();
-        let dtype =
-            self.dtype(param.is_initialized().then(|| param.dtype()), || default(param.lazy_device()));
-        self.push(shape, Kind::Float, dtype, linear_weight && !column_major);
+        let present = param.is_initialized().then(|| param.dtype());
+        let dtype = self.dtype(present, || param.lazy_device().settings().float_dtype.into());
+        let kind = if matches!(dtype, DType::QFloat(_)) { Kind::Quantized } else { Kind::Float };
+        self.push(shape, kind, dtype, linear_weight && !column_major);
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        let default = |device: Device| device.settings().int_dtype.into();
-        let dtype =
-            self.dtype(param.is_initialized().then(|| param.dtype()), || default(param.lazy_device()));
+        let present = param.is_initialized().then(|| param.dtype());
+        let dtype = self.dtype(present, || param.lazy_device().settings().int_dtype.into());
         self.push(param.lazy_shape().to_vec(), Kind::Int, dtype, false);
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        let default = |device: Device| device.settings().bool_dtype.into();
-        let dtype =
-            self.dtype(param.is_initialized().then(|| param.dtype()), || default(param.lazy_device()));
+        let present = param.is_initialized().then(|| param.dtype());
+        let dtype = self.dtype(present, || param.lazy_device().settings().bool_dtype.into());
         self.push(param.lazy_shape().to_vec(), Kind::Bool, dtype, false);
-    }
-}
-
-impl Slots {
-    /// The type of a value, or of the one that will be.
-    fn dtype(&mut self, present: Option<DType>, default: impl FnOnce() -> DType) -> DType {
-        self.lazy |= present.is_none();
-        present.unwrap_or_else(default)
     }
 }
 

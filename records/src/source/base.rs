@@ -34,7 +34,8 @@ impl Source {
     /// [`Error::File`](crate::Error::File), [`Error::UnknownFormat`](crate::Error::UnknownFormat); for a file whose
     /// claims do not hold, [`Error::Corrupt`](crate::Error::Corrupt), [`Error::TooLarge`](crate::Error::TooLarge) or
     /// [`Error::Shards`](crate::Error::Shards); [`Error::UnsupportedType`](crate::Error::UnsupportedType); for a PyTorch
-    /// file with several dictionaries of tensors, [`Error::Key`](crate::Error::Key).
+    /// file with several dictionaries of tensors, [`Error::Key`](crate::Error::Key), and for one that is no dictionary,
+    /// [`Error::NotStateDict`](crate::Error::NotStateDict).
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         match locate(path.as_ref())? {
             Located::File(file) => Self::open_file(&file, options),
@@ -48,7 +49,7 @@ impl Source {
 
     fn open_file(path: &Path, options: &OpenOptions) -> Result<Self> {
         match Format::of_file(path)? {
-            (Format::ShardedSafetensors, false) => sharded::open(path, options),
+            (Format::ShardedSafetensors, _) => sharded::open(path, options),
             (Format::Pytorch, compressed) => pytorch::open(path, compressed, options),
             (format, compressed) => Self::open_contents(path, format, compressed, options),
         }

@@ -180,6 +180,8 @@ fn a_small_compressed_file_does_not_fill_the_memory() {
         let error =
             Source::open(&path, &OpenOptions::default().with_max_expanded_bytes(1 << 20)).unwrap_err();
         assert!(matches!(error, Error::TooLarge { limit: 1_048_576, .. }), "{error}");
+        let unlimited = Source::open(&path, &OpenOptions::default().with_max_expanded_bytes(u64::MAX));
+        assert_eq!(unlimited.is_ok(), !bytes.starts_with(b"PK"), "that one is no archive");
     }
 }
 

@@ -96,9 +96,9 @@ mod tests {
         assert_eq!(kept(&sampler(2, 32, 1), 1), (32, 2, true));
         assert_eq!(kept(&sampler(2, 32, 1), 4), (16, 1, true));
         assert_eq!(kept(&sampler(1, 32, 4), 2), (32, 2, true));
-        // 2 x 6 x 2 = 3 x 4 x 2; 4 x 3 x 5 = 6 x 10.
+        // 2 x 6 x 2 = 3 x 4 x 2; 2 x 3 x 3 = 9 x 2.
         assert_eq!(kept(&sampler(2, 6, 2), 3), (4, 2, true));
-        assert_eq!(kept(&sampler(4, 3, 5), 6), (10, 1, true));
+        assert_eq!(kept(&sampler(2, 3, 3), 9), (2, 1, true));
         // 2 x 32 is no multiple of 3: the batch of a rank stays.
         assert_eq!(kept(&sampler(2, 32, 1), 3), (32, 1, true));
     }
