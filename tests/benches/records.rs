@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! cargo bench --workspace --bench records -- [--peer-python PYTHON] [--rounds N] [--folder DIR]
-//!                                            [--weights FILE --model resnet50]
+//!                                            [--weights FILE [--model resnet50] [--image-size N]]
 //! ```
 //!
 //! Each round runs what is compared in turn, and a ratio is the median of the rounds' ratios. Files are written and read
 //! through the page cache, as the peers do, unless a row says `durable`. With weights of a network that was trained on the
-//! bundled digits, the second table tells the accuracy that each form of them has left.
+//! bundled digits, the second table tells the accuracy that each form of them has left; `--model` is for a file that does
+//! not describe its network, then one with the CIFAR stem.
 
 mod support;
 
@@ -21,8 +22,8 @@ use burn::tensor::Device;
 use burn_nccl_datasets::{DataSource, LoaderConfig, Sampling, Split};
 use burn_nccl_models::{Depth, ResNet, ResNetConfig, Stem};
 use burn_nccl_records::{
-    LoadOptions, Names, SaveFormat, SaveOptions, StoredType, Zstd, load, load_model, save, save_model,
-    snapshot,
+    Error as RecordError, LoadOptions, Names, SaveFormat, SaveOptions, StoredType, Zstd, load, load_model,
+    save, save_model, snapshot,
 };
 use support::{AnyError, median};
 
@@ -50,11 +51,12 @@ struct Options {
     rounds: usize,
     weights: Option<PathBuf>,
     model: Option<Depth>,
+    image_size: usize,
 }
 
 impl Options {
     fn parse() -> Result<Self, AnyError> {
-        let mut options = Self { rounds: DEFAULT_ROUNDS, ..Self::default() };
+        let mut options = Self { rounds: DEFAULT_ROUNDS, image_size: DIGIT_PIXELS, ..Self::default() };
         // Cargo adds `--bench` itself.
         let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
         while let Some(name) = arguments.next() {
@@ -64,6 +66,7 @@ impl Options {
                 "--folder" => options.folder = Some(value.into()),
                 "--rounds" => options.rounds = value.parse()?,
                 "--weights" => options.weights = Some(value.into()),
+                "--image-size" => options.image_size = value.parse()?,
                 "--model" => options.model = Some(value.parse()?),
                 _ => {
                     return Err(
@@ -73,6 +76,25 @@ impl Options {
             }
         }
         Ok(options)
+    }
+}
+
+impl Options {
+    /// The network of the second table.
+    fn network(&self, device: &Device) -> Result<(ResNetConfig, ResNet), AnyError> {
+        let Some(weights) = &self.weights else {
+            let config = ResNetConfig::new(self.model.unwrap_or(Depth::ResNet50), 1000);
+            let model = config.init(device);
+            return Ok((config, model));
+        };
+        match (load_model::<ResNetConfig>(weights, device), self.model) {
+            (Err(RecordError::NoArchitecture { .. }), Some(depth)) => {
+                let config = ResNetConfig::new(depth, DIGITS).with_stem(Stem::Cifar);
+                let (model, _) = load(&config.init(device), weights, &LoadOptions::default())?;
+                Ok((config, model))
+            }
+            (described, _) => Ok(described?),
+        }
     }
 }
 
@@ -173,9 +195,10 @@ fn cases<'a>(model: &'a ResNet, config: &'a ResNetConfig, folder: &Path) -> Vec<
         };
         Ours { name, peer_step, run: Box::new(run) }
     };
+    // Each with a file of its own, which every round replaces: what replacing costs depends on where the old one is.
     vec![
-        saving("save burnpack", "save torch", "our.bpk", quick.clone()),
-        saving("save burnpack", "save safetensors", "our.bpk", quick),
+        saving("save burnpack", "save torch", "first.bpk", quick.clone()),
+        saving("save burnpack", "save safetensors", "second.bpk", quick),
         saving("save safetensors", "save safetensors", "our.safetensors", safetensors.clone()),
         saving(
             "save safetensors with torch names",
@@ -183,8 +206,8 @@ fn cases<'a>(model: &'a ResNet, config: &'a ResNetConfig, folder: &Path) -> Vec<
             "torch.safetensors",
             safetensors.with_names(Names::Torch),
         ),
-        saving("save burnpack, durable", "save torch", "our.bpk", SaveOptions::default()),
-        loading("load burnpack", "load safetensors", "our.bpk"),
+        saving("save burnpack, durable", "save torch", "durable.bpk", SaveOptions::default()),
+        loading("load burnpack", "load safetensors", "first.bpk"),
         loading("load safetensors", "load safetensors", "our.safetensors"),
         loading("load safetensors of the peer", "load safetensors", "peer.safetensors"),
         loading("load .pth of the peer", "load torch", "peer.pth"),
@@ -194,19 +217,16 @@ fn cases<'a>(model: &'a ResNet, config: &'a ResNetConfig, folder: &Path) -> Vec<
 /// The table of smaller files.
 fn sizes(options: &Options, folder: &Path) -> Result<(), AnyError> {
     let device = Device::flex();
-    let depth = options.model.unwrap_or(Depth::ResNet50);
-    let config = match &options.weights {
-        Some(_) => ResNetConfig::new(depth, DIGITS).with_stem(Stem::Cifar),
-        None => ResNetConfig::new(depth, 1000),
-    };
-    let mut model = config.init(&device);
-    if let Some(weights) = &options.weights {
-        model = load(&model, weights, &LoadOptions::default())?.0;
-    }
+    let (config, model) = options.network(&device)?;
     let trained = options.weights.is_some();
     let (what, accuracy_column) =
         if trained { ("trained on the digits", " test accuracy |") } else { ("as it starts", "") };
-    println!("{depth}, {what}, {} parameters, median of {} rounds\n", model.num_params(), options.rounds);
+    println!(
+        "{}, {what}, {} parameters, median of {} rounds\n",
+        config.depth,
+        model.num_params(),
+        options.rounds
+    );
     println!("| stored as | size | save | load | largest error |{accuracy_column}");
     println!("|---|---|---|---|---|{}", if trained { "---|" } else { "" });
     for (name, stored, level) in FORMS {
@@ -226,7 +246,7 @@ fn sizes(options: &Options, folder: &Path) -> Result<(), AnyError> {
         print!("| {name} | {size:.1} MB | {save:.0} ms | {load:.0} ms | {:.1e} |", report.largest_error);
         if trained {
             let (_, stored) = load_model::<ResNetConfig>(&path, &device)?;
-            print!(" {:.2}% |", 100.0 * accuracy(&stored, &device)?);
+            print!(" {:.2}% |", 100.0 * accuracy(&stored, options.image_size, &device)?);
         }
         println!();
     }
@@ -247,10 +267,10 @@ const FORMS: [(&str, StoredType, Option<i32>); 10] = [
 ];
 
 /// The share of the digits' test images that `model` names right.
-fn accuracy(model: &ResNet, device: &Device) -> Result<f64, AnyError> {
+fn accuracy(model: &ResNet, image_size: usize, device: &Device) -> Result<f64, AnyError> {
     let loader = LoaderConfig::new(BATCH)
         .with_sampling(Sampling::Exact)
-        .with_transforms(DataSource::Digits.eval_transforms(DIGIT_PIXELS))
+        .with_transforms(DataSource::Digits.eval_transforms(image_size))
         .init(DataSource::Digits.load(Split::Test)?, device)?;
     let (mut right, mut all) = (0, 0);
     for batch in loader.epoch(0) {

@@ -6,7 +6,7 @@ mod safetensors;
 pub(crate) mod shards;
 mod storage;
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use burn::store::burn_pack::Tensor;
@@ -20,6 +20,9 @@ use crate::stored_type;
 
 /// Bytes of a tensor that are rounded before they are written.
 const BLOCK_BYTES: usize = 16 << 20;
+
+/// Small tensors are gathered up to this size; larger ones are written from where they are.
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// Where everything of a file lies, known before a tensor is read.
 pub(crate) struct Plan {
@@ -72,7 +75,10 @@ pub(crate) fn write_file(plan: Plan, path: &Path, options: &SaveOptions) -> Resu
         let bytes = plan.bytes;
         let mut scratch = Scratch::create(path, Some(bytes))?;
         let failed = scratch.write_error();
-        let largest_error = plan.write(&mut scratch, failed)?;
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, &mut scratch);
+        let largest_error = plan.write(&mut out, &failed)?;
+        out.flush().map_err(failed)?;
+        drop(out);
         return Ok(Written { scratch, bytes, largest_error });
     };
     let mut scratch = Scratch::create(path, None)?;
