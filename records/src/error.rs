@@ -181,7 +181,7 @@ pub enum Error {
     },
 
     /// The file would take more memory than is allowed for one of its size.
-    #[error("{} would expand from {from} to {bytes} bytes, above the limit of {limit}; if it is to be trusted, raise `OpenOptions::max_expanded_bytes`", path.display())]
+    #[error("{} of {from} bytes expands to {bytes} bytes or more, where {limit} are allowed; if it is to be trusted, raise `OpenOptions::max_expanded_bytes`", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -202,6 +202,15 @@ pub enum Error {
         tensor: String,
         /// The type's name in the file.
         dtype: String,
+    },
+
+    /// A PyTorch file is sound, but holds something else than dictionaries of plain tensors, such as a TorchScript program.
+    #[error("{} holds {found}, from which no weights can be read; save a dictionary of plain tensors, such as `model.state_dict()`, with `torch.save`", path.display())]
+    NotStateDict {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
     },
 
     /// A PyTorch file has no dictionary of tensors under the key asked for, or several to choose from.

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 
 use super::OpenOptions;
 use crate::format::{Format, HEAD_BYTES};
@@ -47,9 +47,7 @@ impl Contents {
         let file = File::open(path).map_err(Error::file("open", path))?;
         let file_bytes = file.metadata().map_err(Error::file("read", path))?.len();
         let bytes = if compressed {
-            let mut inner = Vec::new();
-            decompress(path, options, &mut inner)?;
-            bytes::Bytes::from(inner)
+            decompressed(path, options)?
         } else {
             // SAFETY: the map is private and read-only, and everything made from it keeps it alive. That nobody writes
             // into the file meanwhile is asked of the user, at `Source`; this crate only ever replaces files by renaming.
@@ -70,18 +68,32 @@ impl Contents {
     }
 }
 
-/// Writes the decompressed file at `path` to `to`, as long as it stays within the limit.
+/// The decompressed file at `path`.
 ///
-/// Nothing is allocated ahead of what arrives: the size that a stream declares may be a lie.
+/// The system gives memory to pages as they are first written: a whole limit's worth of addresses costs nothing, where a
+/// vector that grows would at times exist twice, and the size that a stream declares may be a lie.
+fn decompressed(path: &Path, options: &OpenOptions) -> Result<bytes::Bytes> {
+    let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
+    let limit = usize::try_from(options.limit(from)).unwrap_or(usize::MAX);
+    let reserve = MmapOptions::new().len(limit).no_reserve_swap().map_anon();
+    let mut memory = reserve.map_err(Error::file("reserve memory for", path))?;
+    let mut filled = io::Cursor::new(&mut memory[..]);
+    decompress(path, options, &mut filled)?;
+    let length = filled.position() as usize;
+    Ok(bytes::Bytes::from_owner(memory).slice(..length))
+}
+
+/// Writes the decompressed file at `path` to `to`, as long as it stays within the limit.
 pub(crate) fn decompress(path: &Path, options: &OpenOptions, to: &mut impl Write) -> Result<()> {
     let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
     let limit = options.limit(from);
-    let bytes =
-        io::copy(&mut decoder(path)?.take(limit.saturating_add(1)), to).map_err(|e| bad_stream(path, e))?;
-    if bytes > limit {
-        return Err(Error::TooLarge { path: path.into(), from, bytes, limit });
+    let mut stream = decoder(path)?;
+    let bytes = io::copy(&mut stream.by_ref().take(limit), to).map_err(|error| bad_stream(path, error))?;
+    // One byte more is either above the limit, or the check that the stream ends as it should.
+    match stream.read(&mut [0]).map_err(|error| bad_stream(path, error))? {
+        0 => Ok(()),
+        _ => Err(Error::TooLarge { path: path.into(), from, bytes, limit }),
     }
-    Ok(())
 }
 
 /// zstd itself refuses a window above 128 MiB, which is all that a stream makes it allocate.

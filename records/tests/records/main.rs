@@ -5,3 +5,12 @@ mod manifest;
 mod saving;
 mod saving_faults;
 mod saving_python;
+// As in burn-linalg: Burn has deprecated its ndarray backend, which serves here as a second device.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
+
+mod fixtures;
+mod loading;
+mod loading_devices;
+mod loading_formats;
+mod loading_hostile;
+mod loading_memory;
