@@ -1,16 +1,16 @@
 //! Files of weights and checkpoints, on real files.
 
-mod hostile;
-mod manifest;
-mod saving;
-mod saving_faults;
-mod saving_python;
 // As in burn-linalg: Burn has deprecated its ndarray backend, which serves here as a second device.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod fixtures;
+mod hostile;
 mod loading;
 mod loading_devices;
 mod loading_formats;
 mod loading_hostile;
 mod loading_memory;
+mod manifest;
+mod saving;
+mod saving_faults;
+mod saving_python;
