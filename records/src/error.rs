@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 
 use crate::LoadReport;
+use crate::checkpoint::{Broken, CheckpointFailure};
 
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -168,7 +169,6 @@ pub enum Error {
         /// What it seems to be instead, and the way out where one is known.
         found: String,
     },
-
     /// The file is damaged, cut short or made to mislead; nothing was loaded from it.
     #[error("{} is not a sound {format} file: {reason}; fetch or save it again", path.display())]
     Corrupt {
@@ -179,7 +179,6 @@ pub enum Error {
         /// What is wrong, with the tensor or entry concerned.
         reason: String,
     },
-
     /// The file would take more memory than is allowed for one of its size.
     #[error("{} of {from} bytes expands to {bytes} bytes or more, where {limit} are allowed; if it is to be trusted, raise `OpenOptions::max_expanded_bytes`", path.display())]
     TooLarge {
@@ -192,7 +191,6 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
-
     /// A tensor has an element type that Burn lacks, or that loading does not support.
     #[error("tensor `{tensor}` of {} has the element type {dtype}, which cannot be loaded; convert it with the tool that wrote the file", path.display())]
     UnsupportedType {
@@ -223,7 +221,6 @@ pub enum Error {
         /// The keys that would do.
         available: Vec<String>,
     },
-
     /// An index of shards and the files beside it do not belong together, or a name leads out of the folder.
     #[error("index {} cannot be followed: {reason}; fetch the whole folder again", index.display())]
     Shards {
@@ -232,7 +229,6 @@ pub enum Error {
         /// What is wrong, with the shard or tensor concerned.
         reason: String,
     },
-
     /// The tensors of the file do not fit the model; the model is unchanged.
     #[error("{} does not fit the model: {report}", path.display())]
     Mismatch {
@@ -241,7 +237,6 @@ pub enum Error {
         /// Every difference, each with the nearest candidates.
         report: Box<LoadReport>,
     },
-
     /// Floating-point parameters cannot be loaded as this type.
     #[error(
         "parameters cannot be loaded as {dtype:?}, which is no floating-point type; use F64, F32, F16 or BF16"
@@ -250,6 +245,88 @@ pub enum Error {
         /// The type asked for.
         dtype: DType,
     },
+    /// Rank 0 cannot use a folder for checkpoints; the same on every rank.
+    #[error("cannot use {} for checkpoints: {failure}", folder.display())]
+    CheckpointFolder {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        failure: CheckpointFailure,
+    },
+    /// A checkpoint was not saved, and the older ones are intact; the same on every rank.
+    #[error("the checkpoint of step {step} was not saved in {}: {failure}; older checkpoints are intact", folder.display())]
+    CheckpointNotSaved {
+        /// The step.
+        step: u64,
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        failure: CheckpointFailure,
+    },
+    /// Ranks are in different calls about checkpoints.
+    #[error(
+        "rank {rank} is in `{found}` of checkpoints and rank 0 in `{expected}`; make the same calls in the same order on \
+         every rank"
+    )]
+    CheckpointCalls {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// Its call.
+        found: String,
+        /// That of rank 0.
+        expected: String,
+    },
+    /// Ranks see different checkpoints.
+    #[error(
+        "rank 0 found {} in {} and ranks {ranks:?} do not see it so; put checkpoints where every rank sees the same files, \
+         or copy them there",
+        newest.as_ref().map_or_else(|| "no checkpoint".into(), |newest| newest.display().to_string()),
+        folder.display()
+    )]
+    CheckpointNotVisible {
+        /// Where was looked.
+        folder: PathBuf,
+        /// What rank 0 found.
+        newest: Option<PathBuf>,
+        /// The ranks that see something else.
+        ranks: Vec<usize>,
+    },
+    /// A folder holds no complete checkpoint.
+    #[error("{} holds no complete checkpoint{}; start without resuming, or give another folder", folder.display(), reasons(broken))]
+    NoCheckpoint {
+        /// The folder.
+        folder: PathBuf,
+        /// Those that are not complete.
+        broken: Vec<Broken>,
+    },
+    /// A checkpoint is not complete.
+    #[error("the checkpoint {} cannot be used: {why}; take an older one", path.display())]
+    CheckpointBroken {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The state of an optimizer fits neither the optimizer nor the model.
+    #[error("the state of the optimizer in {} does not fit: {why}; make optimizer and model as in the run that saved it", path.display())]
+    CheckpointOptimizer {
+        /// The file.
+        path: PathBuf,
+        /// The first difference.
+        why: String,
+    },
+    /// The group of ranks has failed.
+    #[error(transparent)]
+    Group(#[from] burn_nccl::Error),
+}
+
+/// What is wrong with each, behind a colon.
+fn reasons(broken: &[Broken]) -> String {
+    let of = |broken: &Broken| format!("{}: {}", broken.path.display(), broken.why);
+    match broken {
+        [] => String::new(),
+        broken => format!(" ({})", broken.iter().map(of).collect::<Vec<_>>().join("; ")),
+    }
 }
 
 /// `a`, `b` and `c`; or `none`.

@@ -6,6 +6,7 @@ compile_error!("every format read here is little-endian, and tensors are mapped 
 
 mod atomic;
 mod cast;
+pub mod checkpoint;
 mod compression;
 mod error;
 mod format;

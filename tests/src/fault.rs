@@ -88,7 +88,8 @@ impl Fault {
     }
 }
 
-fn commit(manner: Manner) {
+/// Fails, here and now.
+pub(crate) fn commit(manner: Manner) {
     match manner {
         Manner::Panic => panic!("{FAULT_MESSAGE}"),
         Manner::Exit => std::process::exit(FAULT_EXIT_CODE),

@@ -12,6 +12,8 @@ pub mod loader;
 pub mod model;
 pub mod report;
 pub mod resnet;
+pub mod resuming;
+pub mod saving;
 pub mod scenario;
 pub mod stress;
 pub mod training;

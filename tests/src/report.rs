@@ -5,6 +5,8 @@ use burn_nccl::{Error, Failure};
 use serde::{Deserialize, Serialize};
 
 use crate::fingerprint::{parameters, sha256};
+use crate::resuming::Resumed;
+use crate::saving::Saved;
 
 /// The exit code of a rank that returned an error.
 pub const ERROR_EXIT_CODE: i32 = 3;
@@ -32,6 +34,12 @@ pub enum Report {
         /// The sum of all ranks' numbers plus one each.
         sum: i64,
     },
+    /// It saved checkpoints.
+    Saved(Saved),
+    /// It trained from a checkpoint to a checkpoint.
+    Resumed(Resumed),
+    /// It returned an error of checkpoints.
+    Refused(String),
     /// It returned an error.
     Failed(Failed),
 }

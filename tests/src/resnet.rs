@@ -44,9 +44,8 @@ impl ResNetTraining {
     pub fn by_ranks(&self) -> Result<Trained, Error> {
         let device = device(Backend::Flex, self.precision);
         let group = group(TIMEOUT_SECONDS)?;
-        let config = DdpConfig::new().with_bucket_bytes(BUCKET_BYTES);
         let model = self.model(group.rank() as u64, &device);
-        let (mut ddp, mut model) = DistributedDataParallel::new(model, &group, &config)?;
+        let (mut ddp, mut model) = DistributedDataParallel::new(model, &group, &Self::ddp())?;
         if self.skipping_rank == Some(group.rank()) {
             let last = &mut model.layer4[1];
             last.bn2 = last.bn2.clone().without_group();
@@ -80,11 +79,19 @@ impl ResNetTraining {
         Trained::new(&model, start)
     }
 
-    fn model(&self, seed: u64, device: &Device) -> ResNet {
+    pub(crate) fn model(&self, seed: u64, device: &Device) -> ResNet {
         fill(
             ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar).with_norm(self.norm).init(device),
             seed,
         )
+    }
+
+    pub(crate) fn ddp() -> DdpConfig {
+        DdpConfig::new().with_bucket_bytes(BUCKET_BYTES)
+    }
+
+    pub(crate) fn batch(step: usize, rank: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
+        batch(step, rank, device)
     }
 }
 

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::learning::Learning;
 use crate::report::Report;
 use crate::resnet::ResNetTraining;
+use crate::resuming::Resuming;
+use crate::saving::{Saving, refusal};
 use crate::training::{Training, group};
 use crate::{evaluation, stress};
 
@@ -32,6 +34,10 @@ pub enum Scenario {
     Evaluate(usize, Sampling),
     /// Trains with burn-train.
     Learn(Learning),
+    /// Saves checkpoints alone.
+    Save(Saving),
+    /// Trains as one of the ranks, from a checkpoint to a checkpoint.
+    Resume(Resuming),
     /// Is no rank but the launcher of this many.
     Launch(usize, Box<Scenario>),
 }
@@ -54,6 +60,11 @@ impl Scenario {
             Self::Stress(steps) => stress::train(*steps).map(Report::Trained),
             Self::Evaluate(samples, sampling) => evaluation::evaluate(*samples, *sampling),
             Self::Learn(learning) => learning.run().map(Report::Learned),
+            Self::Save(saving) => Ok(Report::Saved(saving.run())),
+            Self::Resume(resuming) => match resuming.by_ranks() {
+                Ok(resumed) => Ok(Report::Resumed(resumed)),
+                Err(error) => refusal(error).map(Report::Refused),
+            },
             Self::Launch(..) => panic!("a launcher does not run under a launcher"),
         }
     }

@@ -3,6 +3,7 @@
 // As in burn-linalg: Burn has deprecated its ndarray backend, which serves here as a second device.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
+mod checkpoints;
 mod fixtures;
 mod hostile;
 mod loading;

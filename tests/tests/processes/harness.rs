@@ -42,7 +42,7 @@ impl End {
         self.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         self.reports().pop().unwrap_or_else(|| panic!("a rank reported nothing: {self:#?}"))
     }
 
@@ -128,6 +128,14 @@ pub(crate) fn test_rank(scenario: &Scenario) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_test-rank"));
     command.arg(scenario.to_argument()).env("RAYON_NUM_THREADS", "1").env("OMP_NUM_THREADS", "1");
     command
+}
+
+/// Runs `command` for as long as `delay` and then kills it as the system does; returns what it had printed.
+pub(crate) fn kill_after(command: Command, delay: Duration) -> End {
+    let mut process = Process::start(command);
+    std::thread::sleep(delay);
+    let _ = process.child.kill();
+    wait(vec![process], None).remove(0)
 }
 
 /// Runs `command` to its end.

@@ -1,5 +1,6 @@
 //! Whole jobs of real processes: each test starts `test-rank` once per rank and compares what the ranks report.
 
+mod checkpoints;
 mod determinism;
 mod faults;
 mod harness;

@@ -1,0 +1,187 @@
+//! What one rank meets, all ranks return.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::optim::ModuleOptimizer;
+use burn_nccl::{GroupOptions, ProcessGroup};
+use burn_nccl_records::Error;
+use burn_nccl_records::checkpoint::{
+    Checkpoint, CheckpointConfig, CheckpointFailure, Checkpointer, OnFailure, find_agreed,
+};
+
+use super::training::{Hooked, at, names, net, saved, sgd, state, train};
+
+/// Runs two ranks, whose collectives may each take this long.
+fn ranks<T: Send>(timeout: Duration, rank: impl Fn(usize, &ProcessGroup) -> T + Sync) -> Vec<T> {
+    let groups = ProcessGroup::local(2, GroupOptions::default().with_timeout(timeout)).unwrap();
+    std::thread::scope(|scope| {
+        let run = |group: ProcessGroup| {
+            let rank = &rank;
+            scope.spawn(move || rank(group.rank(), &group))
+        };
+        let ranks: Vec<_> = groups.into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+const PATIENT: Duration = Duration::from_secs(60);
+
+fn open(folder: &Path, group: &ProcessGroup) -> Result<Checkpointer, Error> {
+    Checkpointer::open(folder, CheckpointConfig::default(), Some(group))
+}
+
+/// Asserts that both ranks return an error with this text, and returns the first.
+fn same_error(errors: Vec<Result<(), Error>>) -> Error {
+    let mut errors: Vec<Error> = errors.into_iter().map(Result::unwrap_err).collect();
+    assert_eq!(errors[0].to_string(), errors[1].to_string());
+    errors.remove(0)
+}
+
+// C10
+#[test]
+fn no_rank_returns_before_the_checkpoint_is_on_disk_however_long_that_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    // Writing takes more than a collective may.
+    let timeout = Duration::from_millis(400);
+    let was_there = ranks(timeout, |rank, group| {
+        let slow = Hooked(Arc::new(|| std::thread::sleep(Duration::from_millis(150))));
+        let mut optimizer: ModuleOptimizer = slow.into();
+        let model = train(net(1), &mut optimizer, 0..1);
+        group.barrier().unwrap();
+        let mut checkpointer = open(folder.path(), group).unwrap();
+        checkpointer.save(&model, &optimizer, state(1)).unwrap();
+        checkpointer.wait().unwrap();
+        let was_there = at(folder.path(), 1).join("manifest.json").exists();
+        checkpointer.finish().unwrap();
+        (rank, was_there)
+    });
+    assert_eq!(was_there, [(0, true), (1, true)]);
+}
+
+#[test]
+fn a_folder_that_is_in_use_is_the_same_error_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let _other = Checkpointer::open(folder.path(), CheckpointConfig::default(), None).unwrap();
+    let error = same_error(ranks(PATIENT, |_, group| open(folder.path(), group).map(drop)));
+    assert!(matches!(&error, Error::CheckpointFolder { failure: CheckpointFailure::InUse, .. }), "{error}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_the_same_error_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, "").unwrap();
+    let error = same_error(ranks(PATIENT, |_, group| open(&path, group).map(drop)));
+    assert!(
+        matches!(&error, Error::CheckpointFolder { failure: CheckpointFailure::File { .. }, .. }),
+        "{error}"
+    );
+}
+
+fn failing(folder: &Path, group: &ProcessGroup, on_failure: OnFailure) -> Result<(), Error> {
+    let mut optimizer: ModuleOptimizer = Hooked(Arc::new(|| panic!("no space"))).into();
+    let model = train(net(1), &mut optimizer, 0..1);
+    let config = CheckpointConfig { on_failure, ..CheckpointConfig::default() };
+    let mut checkpointer = Checkpointer::open(folder, config, Some(group))?;
+    checkpointer.save(&model, &sgd(), state(1))?;
+    checkpointer.save(&model, &optimizer, state(2))?;
+    checkpointer.finish()
+}
+
+#[test]
+fn a_checkpoint_that_fails_on_rank_0_is_the_same_error_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = same_error(ranks(PATIENT, |_, group| failing(folder.path(), group, OnFailure::Stop)));
+    assert!(matches!(&error, Error::CheckpointNotSaved { step: 2, .. }), "{error}");
+    assert!(error.to_string().contains("no space"), "{error}");
+    assert_eq!(names(folder.path()), ["step-1"]);
+}
+
+#[test]
+fn all_ranks_continue_where_they_are_to() {
+    let folder = tempfile::tempdir().unwrap();
+    ranks(PATIENT, |_, group| failing(folder.path(), group, OnFailure::Continue).unwrap());
+    assert_eq!(names(folder.path()), ["step-1"]);
+}
+
+#[test]
+fn ranks_in_different_calls_or_steps_are_told_so() {
+    type Call = fn(usize, &mut Checkpointer) -> Result<(), Error>;
+    let cases: [(Call, [&str; 2]); 2] = [
+        (
+            |rank, checkpointer| match rank {
+                0 => checkpointer.wait(),
+                _ => checkpointer.save(&net(1), &sgd(), state(3)),
+            },
+            ["`save of step 3`", "`wait`"],
+        ),
+        (
+            |rank, checkpointer| checkpointer.save(&net(1), &sgd(), state(rank as u64)),
+            ["`save of step 1`", "`save of step 0`"],
+        ),
+    ];
+    for (call, parts) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let error = same_error(ranks(PATIENT, |rank, group| {
+            let mut checkpointer = open(folder.path(), group).unwrap();
+            call(rank, &mut checkpointer)
+        }));
+        assert!(matches!(&error, Error::CheckpointCalls { rank: 1, .. }), "{error}");
+        assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
+        assert!(names(folder.path()).is_empty());
+    }
+}
+
+#[test]
+fn a_rank_that_is_gone_is_the_groups_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = ranks(PATIENT, |rank, group| {
+        let mut checkpointer = open(folder.path(), group).unwrap();
+        if rank == 1 {
+            group.abort("rank 1 has had enough");
+        }
+        checkpointer.save(&net(1), &sgd(), state(1))
+    });
+    for end in ends {
+        let error = end.unwrap_err();
+        assert!(matches!(&error, Error::Group(_)) && error.to_string().contains("has had enough"), "{error}");
+    }
+}
+
+#[test]
+fn all_ranks_resume_from_the_checkpoint_that_rank_0_found() {
+    let folder = saved(&[(9, None), (10, None)], CheckpointConfig::default());
+    std::fs::remove_file(at(folder.path(), 10).join("model.bpk")).unwrap();
+    // The folder may have another name on another machine.
+    let mount = tempfile::tempdir().unwrap().path().join("mount");
+    std::fs::create_dir_all(mount.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(folder.path(), &mount).unwrap();
+    let paths = [folder.path(), &mount];
+    let found = ranks(PATIENT, |rank, group| find_agreed(paths[rank], Some(group)).unwrap());
+    for (rank, found) in found.iter().enumerate() {
+        assert_eq!(found.newest, Some(at(paths[rank], 9)));
+        assert_eq!((found.broken.len(), &found.broken[0].path), (1, &at(paths[rank], 10)));
+        assert_eq!(found.broken[0].why, "model.bpk is missing");
+        assert_eq!(Checkpoint::open(found.newest.as_ref().unwrap()).unwrap().state().step, 9);
+    }
+    std::fs::remove_dir_all(mount.parent().unwrap()).unwrap();
+}
+
+// C10
+#[test]
+fn a_checkpoint_that_one_rank_does_not_see_is_an_error_on_all_ranks() {
+    let (here, nothing) = (saved(&[(9, None)], CheckpointConfig::default()), tempfile::tempdir().unwrap());
+    let other = saved(&[(9, Some(1.0))], CheckpointConfig::default());
+    let [here, nothing, other] = [here.path(), nothing.path(), other.path()];
+    for folders in [[here, nothing], [nothing, here], [here, other]] {
+        let errors = ranks(PATIENT, |rank, group| find_agreed(folders[rank], Some(group)).map(drop));
+        for error in errors {
+            let error = error.unwrap_err();
+            let Error::CheckpointNotVisible { ranks, .. } = &error else { panic!("{error}") };
+            assert_eq!(ranks, &[1], "{error}");
+        }
+    }
+    ranks(PATIENT, |_, group| assert_eq!(find_agreed(nothing, Some(group)).unwrap().newest, None));
+}
