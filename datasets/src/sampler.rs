@@ -65,23 +65,37 @@ impl DistributedSampler {
 
     /// The number of images this rank sees per epoch.
     pub fn num_samples(&self) -> usize {
+        self.num_samples_from(0)
+    }
+
+    /// The number of images this rank still sees in an epoch of whose order `start` images are used.
+    pub fn num_samples_from(&self, start: usize) -> usize {
+        let left = self.len.saturating_sub(start);
         match self.sampling {
-            Sampling::Pad => self.len.div_ceil(self.world_size),
-            Sampling::Drop => self.len / self.world_size,
-            Sampling::Exact => self.len.saturating_sub(self.rank).div_ceil(self.world_size),
+            Sampling::Pad => left.div_ceil(self.world_size),
+            Sampling::Drop => left / self.world_size,
+            Sampling::Exact => left.saturating_sub(self.rank).div_ceil(self.world_size),
         }
     }
 
     /// The dataset indices of this rank in `epoch`, in order. Empty when the dataset is.
     pub fn indices(&self, epoch: usize) -> Vec<usize> {
+        self.indices_from(epoch, 0)
+    }
+
+    /// The dataset indices of this rank in what is left of `epoch` after `start` images, those of all ranks together.
+    ///
+    /// The order of an epoch does not depend on the world size, and every step takes the next images of it. So a run
+    /// that stopped after `start` images goes on with the image that it would have taken next, on any number of ranks.
+    pub fn indices_from(&self, epoch: usize, start: usize) -> Vec<usize> {
         // PyTorch seeds with the sum, so that seed 0 in epoch 1 equals seed 1 in epoch 0.
         let order = self.shuffle_seed.map(|seed| {
             permutation(&mut generator(Stream::Shuffle, seed.wrapping_add(epoch as u64), 0, 0), self.len)
         });
-        (0..self.num_samples())
+        (0..self.num_samples_from(start))
             .map(|i| {
                 // Reading past the end starts over, which is the padding; the other modes never do.
-                let position = (self.rank + i * self.world_size) % self.len;
+                let position = (start + self.rank + i * self.world_size) % self.len;
                 order.as_ref().map_or(position, |order| order[position])
             })
             .collect()
@@ -191,6 +205,37 @@ mod tests {
         }
         // The seed and the epoch add up, as in PyTorch.
         assert_eq!(sampler.clone().with_shuffle(8).indices(0), epochs[1]);
+    }
+
+    #[test]
+    fn an_epoch_goes_on_where_it_stopped_on_the_same_and_on_another_number_of_ranks() {
+        let (n, batch) = (53, 3);
+        let ranks = |world_size, start, sampling| -> Vec<Vec<usize>> {
+            (0..world_size)
+                .map(|rank| DistributedSampler::new(n, rank, world_size, sampling).unwrap().with_shuffle(4))
+                .map(|sampler| sampler.indices_from(2, start))
+                .collect()
+        };
+        // What all ranks take together, step by step.
+        let joined = |ranks: &[Vec<usize>]| -> Vec<usize> {
+            let longest = ranks.iter().map(Vec::len).max().unwrap();
+            (0..longest).flat_map(|i| ranks.iter().filter_map(move |rank| rank.get(i)).copied()).collect()
+        };
+        for sampling in [Sampling::Pad, Sampling::Drop, Sampling::Exact] {
+            let whole = ranks(2, 0, sampling);
+            let order = DistributedSampler::new(n, 0, 1, sampling).unwrap().with_shuffle(4).indices(2);
+            for steps in 0..=8 {
+                let start = steps * 2 * batch;
+                let rest: Vec<_> = whole.iter().map(|rank| rank[steps * batch..].to_vec()).collect();
+                assert_eq!(ranks(2, start, sampling), rest);
+                for world_size in [1, 3, 4] {
+                    let rest = joined(&ranks(world_size, start, sampling));
+                    let shared = rest.len().min(n - start);
+                    assert_eq!(rest[..shared], order[start..start + shared]);
+                    assert!(n - start - shared < world_size);
+                }
+            }
+        }
     }
 
     #[test]

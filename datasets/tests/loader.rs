@@ -127,6 +127,10 @@ fn an_epoch_that_starts_in_the_middle_gives_the_rest_of_it() {
         assert!(contents(loader.iter_from(4, 20)) == whole[20..]);
         assert_eq!(loader.iter_from(4, 20).remaining(), 3);
         assert_eq!(loader.iter_from(4, 23).count() + loader.iter_from(4, 99).count(), 0);
+        // The same by the number of images of all ranks that are used.
+        let used = 20 * loader.config().batch_size * loader.config().world_size;
+        assert!(contents(loader.epoch_from(4, used)) == whole[20..]);
+        assert_eq!(loader.epoch_from(4, usize::MAX).count(), 0);
     }
 }
 

@@ -51,12 +51,24 @@ impl Loader {
     /// The batches of an epoch from number `first_batch` on, the same as those that
     /// [`epoch`](Self::epoch) gives after `first_batch` others; those are not loaded.
     pub fn iter_from(&self, epoch: usize, first_batch: usize) -> Batches {
-        let mut indices = self.sampler.indices(epoch);
-        indices.truncate(self.num_items());
+        self.batches(epoch, 0, first_batch)
+    }
+
+    /// The batches of what is left of an epoch after `images` images, those of all ranks together.
+    ///
+    /// Other than [`iter_from`](Self::iter_from) it goes on after a run with another number of ranks or another batch
+    /// size, see [`DistributedSampler::indices_from`]. There may be no batch left.
+    pub fn epoch_from(&self, epoch: usize, images: usize) -> Batches {
+        self.batches(epoch, images, 0)
+    }
+
+    fn batches(&self, epoch: usize, start: usize, first_batch: usize) -> Batches {
+        let mut indices = self.sampler.indices_from(epoch, start);
+        indices.truncate(self.whole_batches(indices.len()));
         indices.iter_mut().for_each(|index| *index += self.range.start);
         let plan = Plan {
             first: first_batch,
-            end: self.num_batches(),
+            end: indices.len().div_ceil(self.config.batch_size),
             workers: self.config.workers,
             prefetch: self.config.prefetch,
             timeout: Duration::from_secs(self.config.timeout_seconds),
@@ -101,6 +113,11 @@ impl Loader {
         &self.config
     }
 
+    /// Of so many images, those that are loaded.
+    fn whole_batches(&self, images: usize) -> usize {
+        if self.config.drop_last { images - images % self.config.batch_size } else { images }
+    }
+
     /// The same loader on part of the dataset and on `device`.
     fn derive(&self, range: Range<usize>, device: &Device) -> Self {
         Self {
@@ -123,8 +140,7 @@ impl DataLoader<Batch> for Loader {
 
     /// The number of images this rank gets per epoch.
     fn num_items(&self) -> usize {
-        let samples = self.sampler.num_samples();
-        if self.config.drop_last { samples - samples % self.config.batch_size } else { samples }
+        self.whole_batches(self.sampler.num_samples())
     }
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<Batch>> {

@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use burn_nccl_records::checkpoint::Checkpoint;
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapError};
-use clap::{ArgAction, Command, Parser};
+use clap::{ArgAction, ArgMatches, Command, Parser};
 use serde_json::{Map, Value};
 
 use crate::error::{RecipeError, Result, split_remedy};
+use crate::resume::{ResumeChoice, locate};
 
 const NOT_UNDERSTOOD: &str = "the options were not understood";
 const SEE_HELP: &str = "run with --help for all options";
@@ -18,6 +20,9 @@ const SEE_HELP: &str = "run with --help for all options";
 /// argument replaces an earlier one. So a file has the keys, the checks and the messages of the command line, for
 /// every recipe's own options too. A recipe without `--config` takes no file.
 ///
+/// A run that `--resume` continues has the options of the checkpoint's run under all others; then `--resume` is the
+/// folder of that one checkpoint, or `none`.
+///
 /// `--help` and `--version` are printed and end the process.
 ///
 /// # Errors
@@ -25,19 +30,44 @@ const SEE_HELP: &str = "run with --help for all options";
 pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
     let command = P::command().args_override_self(true);
     let mut args: Vec<OsString> = args.into_iter().collect();
-    let matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
-    let matches = match matches.try_get_one::<PathBuf>("config").ok().flatten() {
-        None => matches,
-        Some(file) => {
-            let start = args.len().min(1);
-            args.splice(start..start, read_file(file, &command)?);
-            command.clone().try_get_matches_from(&args).map_err(|error| {
-                let refused = refused(error);
-                RecipeError { what: format!("{NOT_UNDERSTOOD} (with {})", file.display()), ..refused }
-            })?
+    let mut matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
+    let start = args.len().min(1);
+    if let Some(file) = matches.try_get_one::<PathBuf>("config").ok().flatten().cloned() {
+        args.splice(start..start, read_file(&file, &command)?);
+        matches = matched(&command, &args, &file)?;
+    }
+    let resume = matches.try_get_one::<ResumeChoice>("resume").ok().flatten();
+    if let Some(resume) = resume.filter(|resume| **resume != ResumeChoice::None) {
+        let out = matches.get_one::<PathBuf>("out").map(PathBuf::as_path);
+        let recipe = command.get_name().trim_start_matches("recipe-");
+        let found = locate(resume, out, recipe)?;
+        if let Some(checkpoint) = &found {
+            args.splice(start..start, saved_options(checkpoint, &command)?);
         }
-    };
+        // The last of several counts.
+        args.extend(["--resume".into(), found.clone().map_or_else(|| "none".into(), OsString::from)]);
+        matches = matched(&command, &args, &found.unwrap_or_default())?;
+    }
     P::from_arg_matches(&matches).map_err(refused)
+}
+
+/// The arguments, some of which are from `file`.
+fn matched(command: &Command, args: &[OsString], file: &Path) -> Result<ArgMatches> {
+    command.clone().try_get_matches_from(args).map_err(|error| {
+        let refused = refused(error);
+        RecipeError { what: format!("{NOT_UNDERSTOOD} (with {})", file.display()), ..refused }
+    })
+}
+
+/// The options of the run that wrote a checkpoint, as arguments. Another recipe may have written it, so that what this
+/// one has no option for is left out.
+fn saved_options(checkpoint: &Path, command: &Command) -> Result<Vec<OsString>> {
+    let checkpoint = Checkpoint::open(checkpoint).map_err(|error| {
+        let what = format!("cannot resume from {}", checkpoint.display());
+        RecipeError::records(what, error)
+    })?;
+    let keys = checkpoint.state().config.as_object().into_iter().flatten();
+    Ok(keys.filter_map(|(key, value)| argument(key, value, command).ok().flatten()).collect())
 }
 
 /// A configuration file as arguments.

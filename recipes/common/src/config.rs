@@ -1,5 +1,7 @@
 //! What a run does, once every default is known.
 
+use std::path::PathBuf;
+
 use burn_nccl::DdpConfig;
 use burn_nccl::amp::Precision;
 use burn_nccl::launch::NprocPerNode;
@@ -8,7 +10,7 @@ use burn_nccl_models::{Depth, ResNetConfig, Stem};
 use serde::{Serialize, Serializer};
 
 use crate::device::{DeviceChoice, SelectedDevice};
-use crate::options::{DistributedOptions, MixedPrecisionOptions, Norm, TrainOptions};
+use crate::options::{CheckpointFailure, DistributedOptions, MixedPrecisionOptions, Norm, TrainOptions};
 
 /// Up to this size the CIFAR stem is the default, because the ImageNet stem leaves 1/32 of it in the last stage.
 const LARGEST_CIFAR_STEM: usize = 64;
@@ -51,12 +53,34 @@ pub struct RunConfig {
     pub seed: u64,
     /// Threads per rank that load images ahead.
     pub workers: usize,
+    /// The weights that training begins with.
+    pub weights: Option<PathBuf>,
+    /// When checkpoints are written, and which are kept.
+    #[serde(flatten)]
+    pub checkpoints: CheckpointPlan,
     /// The settings of data-parallel training, where there are ranks.
     #[serde(flatten)]
     pub distributed: Option<DistributedConfig>,
     /// The settings of mixed precision, where the recipe has it.
     #[serde(flatten)]
     pub mixed_precision: Option<MixedPrecisionConfig>,
+}
+
+/// The part of [`RunConfig`] about checkpoints.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct CheckpointPlan {
+    /// Epochs from one checkpoint to the next.
+    pub checkpoint_epochs: usize,
+    /// Steps from one checkpoint to the next.
+    pub checkpoint_steps: Option<usize>,
+    /// Newest checkpoints to keep.
+    pub keep_last: usize,
+    /// Best checkpoints to keep.
+    pub keep_best: usize,
+    /// What a checkpoint that cannot be written does to the run.
+    #[serde(serialize_with = "failure_name")]
+    pub on_checkpoint_failure: CheckpointFailure,
 }
 
 /// The part of [`RunConfig`] that only a recipe with ranks has.
@@ -131,6 +155,14 @@ impl RunConfig {
             device: options.device,
             seed: options.seed,
             workers: options.workers,
+            weights: options.weights.clone(),
+            checkpoints: CheckpointPlan {
+                checkpoint_epochs: options.checkpoints.checkpoint_epochs,
+                checkpoint_steps: options.checkpoints.checkpoint_steps,
+                keep_last: options.checkpoints.keep_last,
+                keep_best: options.checkpoints.keep_best,
+                on_checkpoint_failure: options.checkpoints.on_checkpoint_failure,
+            },
             distributed: job.distributed.map(|options| DistributedConfig {
                 nproc_per_node: match options.nproc_per_node {
                     NprocPerNode::Auto => None,
@@ -202,12 +234,16 @@ fn norm_name<S: Serializer>(norm: &Norm, serializer: S) -> Result<S::Ok, S::Erro
     serializer.serialize_str(norm.name())
 }
 
+fn failure_name<S: Serializer>(failure: &CheckpointFailure, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(failure.name())
+}
+
 fn as_text<S: Serializer>(value: &impl ToString, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&value.to_string())
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use burn::tensor::Device;
 
     use std::ffi::OsString;
@@ -227,7 +263,7 @@ mod tests {
         mixed_precision: MixedPrecisionOptions,
     }
 
-    fn config(args: &[&str]) -> RunConfig {
+    pub(crate) fn config(args: &[&str]) -> RunConfig {
         let args = std::iter::once("recipe").chain(args.iter().copied()).map(OsString::from);
         let options = parse::<Options>(args).unwrap();
         RunConfig::new(JobOptions {
@@ -264,6 +300,9 @@ mod tests {
             "--full-precision=fc,layer4.*",
             "--init-scale=1024",
             "--clip-grad-norm=0.5",
+            "--weights=a b.pth",
+            "--checkpoint-steps=7",
+            "--on-checkpoint-failure=continue",
         ];
         let first = serde_json::to_string(&config(&given)).unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -32,6 +32,11 @@ impl Images {
         self.train.num_classes()
     }
 
+    /// Number of training images.
+    pub fn train_len(&self) -> usize {
+        self.train.len()
+    }
+
     /// A loader of this rank's share of the training images: shuffled, augmented, whole batches only, so that all
     /// ranks take the same number of steps.
     ///

@@ -16,8 +16,9 @@ use crate::error::{RecipeError, Result};
 use crate::options::{DistributedOptions, MixedPrecisionOptions, ProgressChoice, TrainOptions};
 use crate::parallel::Parallel;
 use crate::progress::{self, display};
-use crate::run_folder::{LOG_FOLDER, RunFolder};
-use crate::train::{Run, new_model};
+use crate::resume::{self, Resume};
+use crate::run_folder::LOG_FOLDER;
+use crate::train::{Run, initial_model};
 
 /// How long a rank may take to end after another one has failed, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -52,8 +53,8 @@ fn start_ranks(recipe: &str, job: JobOptions<'_>, distributed: &DistributedOptio
         NprocPerNode::Count(count) => count.get(),
     };
     // What all ranks would find wrong is said once, before there are ranks.
-    check(job, ranks)?;
-    let out = options.out.clone().map_or_else(|| RunFolder::claim(recipe), Ok)?;
+    let resume = check(recipe, job, ranks)?;
+    let out = resume::run_folder(recipe, options.out.as_deref(), resume.as_ref())?;
     let config = launch_config(options, distributed, ranks, out)?;
     let outcome = burn_nccl::launch::run(&config).map_err(RecipeError::launch)?;
     if !is_told(&outcome) {
@@ -63,18 +64,22 @@ fn start_ranks(recipe: &str, job: JobOptions<'_>, distributed: &DistributedOptio
     Ok(u8::try_from(outcome.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Finds what is wrong with the options or the data, for all ranks.
-fn check(job: JobOptions<'_>, ranks: usize) -> Result<()> {
-    let config = RunConfig::new(job);
+/// Finds what is wrong with the options, the checkpoint or the data, for all ranks. Returns the checkpoint.
+fn check(recipe: &str, job: JobOptions<'_>, ranks: usize) -> Result<Option<Resume>> {
+    let mut config = RunConfig::new(job);
     progress::check(job.train.progress)?;
-    job.train.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
+    let resume = resume::open(recipe, job.train)?;
+    resume::check_out(job.train.out.as_deref(), resume.as_ref())?;
     let images = Images::open(&config)?;
+    if let Some(resume) = &resume {
+        resume.adapt(&mut config, images.train_len(), ranks)?;
+    }
     for rank in 0..ranks {
         let device = config.device.select(rank, ranks)?;
         images.train_loader(&config, &device.device, rank, ranks)?;
         images.test_loader(&config, &device.device, rank, ranks)?;
     }
-    Ok(())
+    Ok(resume)
 }
 
 fn launch_config(
@@ -87,6 +92,8 @@ fn launch_config(
     config.args = std::env::args_os().skip(1).collect();
     // The default name has the time in it, which would differ between the ranks.
     config.args.extend(["--out".into(), out.clone().into()]);
+    // All ranks resume from what was found here, though a newer checkpoint may appear.
+    config.args.extend(["--resume".into(), options.resume.to_string().into()]);
     config.master_addr = distributed.master_addr.clone();
     config.master_port = distributed.master_port;
     config.rank_zero_output = match options.progress {
@@ -121,12 +128,14 @@ fn run_rank(
     if let Some(distributed) = &mut config.distributed {
         distributed.nproc_per_node = Some(environment.local_world_size);
     }
+    let resume = resume::open(recipe, options)?;
     if rank == 0 {
         progress::check(options.progress)?;
-        options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
+        resume::check_out(options.out.as_deref(), resume.as_ref())?;
     }
     let device = config.device.select(environment.local_rank, environment.local_world_size)?;
     let images = Images::open(&config)?;
+    resume::adapt(resume.as_ref(), &mut config, &images, rank, world_size)?;
     // All ranks of a machine try at the same time, since they will train at the same time.
     let fitting = if options.find_batch_size { batch_size::find(&config)? } else { config.batch_size };
 
@@ -143,20 +152,19 @@ fn run_rank(
         log::warn!("another rank has memory for {batch_size} images only");
     }
     config.shrink_batch(batch_size);
-    agree(&config, &group)?;
+    agree(&config, resume.as_ref(), &group)?;
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;
     // Each rank draws the same weights; rank 0's are sent to all.
-    let model = new_model(&config, &images, &device);
+    let model = initial_model(&config, &images, &device, resume.as_ref())?;
     let (parallel, model) = Parallel::join(&group, model, &ddp_config(distributed, &device))?;
     let progress = display(options.progress, rank);
     let out = match &options.out {
-        Some(out) => out.clone(),
-        None if rank == 0 => RunFolder::claim(recipe)?,
         // Only rank 0 writes.
-        None => PathBuf::new(),
+        None if rank != 0 && resume.is_none() => PathBuf::new(),
+        out => resume::run_folder(recipe, out.as_deref(), resume.as_ref())?,
     };
-    Run { recipe, config, device, train, test, parallel, out, progress, started }.train(model)?;
+    Run { recipe, config, device, train, test, parallel, out, progress, started, resume }.train(model)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -170,11 +178,14 @@ fn smallest(batch_size: usize, group: &ProcessGroup) -> Result<usize> {
 }
 
 /// Refuses ranks that were started with other options. Most would train on without an error, and diverge.
-fn agree(config: &RunConfig, group: &ProcessGroup) -> Result<()> {
+fn agree(config: &RunConfig, resume: Option<&Resume>, group: &ProcessGroup) -> Result<()> {
     let what = "the ranks cannot train one model";
-    let own = serde_json::to_vec(config).map_err(|error| {
-        RecipeError::failure(what, format!("the options were not written: {error}"), "report it")
-    })?;
+    let unwritten =
+        |error| RecipeError::failure(what, format!("the options were not written: {error}"), "report it");
+    let mut own = serde_json::to_value(config).map_err(unwritten)?;
+    // Ranks may see a checkpoint under different paths, but it is the same one.
+    own["resume"] = resume.map(Resume::identity).transpose()?.into();
+    let own = serde_json::to_vec(&own).map_err(unwritten)?;
     let all = group.all_gather_bytes(&own).map_err(|error| RecipeError::group(what, error))?;
     match all.iter().enumerate().find_map(|(rank, other)| difference(&all[0], other).map(|text| (rank, text)))
     {

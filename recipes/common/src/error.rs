@@ -5,6 +5,7 @@ use std::path::Path;
 use burn_nccl::launch::LaunchError;
 use burn_nccl::{Error as GroupError, Failure};
 use burn_nccl_datasets::DataError;
+use burn_nccl_records::Error as RecordsError;
 
 /// The result of everything in a recipe that can fail.
 pub type Result<T, E = RecipeError> = std::result::Result<T, E>;
@@ -63,6 +64,21 @@ impl RecipeError {
                 format!("each rank has {samples} images, less than one batch of {batch_size}"),
                 format!("use --batch-size {samples} or smaller, or fewer ranks"),
             ),
+            error => Self::from_text(what, &error.to_string()),
+        }
+    }
+
+    /// A failure to read or write weights or a checkpoint.
+    pub fn records(what: impl Into<String>, error: RecordsError) -> Self {
+        match error {
+            // Another rank may be the cause.
+            RecordsError::Group(error) => Self::group(what, error),
+            RecordsError::Mismatch { report, .. } => {
+                let text = report.to_string();
+                // The last line speaks to programmers.
+                let (cause, _) = text.rsplit_once('\n').unwrap_or((&text, ""));
+                Self::failure(what, cause, "give the weights of this model, or another --model")
+            }
             error => Self::from_text(what, &error.to_string()),
         }
     }

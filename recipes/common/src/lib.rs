@@ -34,6 +34,7 @@
 
 mod batch_size;
 mod batch_statistics;
+mod checkpoints;
 pub mod command_line;
 pub mod config;
 pub mod data;
@@ -51,16 +52,20 @@ pub mod parameters;
 pub mod plot;
 pub mod progress;
 pub mod recorder;
+mod resume;
 pub mod run_folder;
 pub mod schedule;
 pub mod single;
 pub mod tensorboard;
 pub mod train;
 mod trainer;
+mod warning;
+mod weights;
 
 pub use config::{JobOptions, RunConfig};
 pub use error::{RecipeError, Result};
 pub use main_function::main;
-pub use options::{DistributedOptions, MixedPrecisionOptions, TrainOptions};
+pub use options::{CheckpointOptions, DistributedOptions, MixedPrecisionOptions, TrainOptions};
 pub use parallel::Parallel;
+pub use resume::{Resume, ResumeChoice};
 pub use train::Run;

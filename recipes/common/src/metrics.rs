@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::error::{RecipeError, Result};
+use crate::run_folder::RunFolder;
 
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -155,6 +156,12 @@ pub struct Summary {
     pub parameters: usize,
     /// Optimizer steps.
     pub steps: usize,
+    /// The step of the checkpoint that the run went on from; the figures of speed and time are of what followed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed_from_step: Option<usize>,
+    /// The longest time that training stood still for a checkpoint, where there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_pause_seconds: Option<f64>,
     /// Epochs that were completed.
     pub epochs: usize,
     /// Training images per second over all ranks, without evaluation and without the first step.
@@ -200,6 +207,24 @@ impl MetricsFile {
         Ok(Self { path, file })
     }
 
+    /// Goes on with a file of which the first `step` steps are kept.
+    ///
+    /// # Errors
+    /// Where it cannot be read or written.
+    pub fn resume(folder: &RunFolder, name: &str, from: &Path, step: usize) -> Result<Self> {
+        let text = match std::fs::read_to_string(from) {
+            Ok(text) => text,
+            // The checkpoint may have been taken out of its run.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(RecipeError::file("read", from, error)),
+        };
+        folder.write(name, kept_lines(&text, step).as_bytes())?;
+        let path = folder.file(name);
+        let file = File::options().append(true).open(&path);
+        let file = file.map_err(|error| RecipeError::file("write", &path, error))?;
+        Ok(Self { path, file })
+    }
+
     /// Adds a line.
     ///
     /// # Errors
@@ -212,6 +237,15 @@ impl MetricsFile {
         };
         write().map_err(|error| RecipeError::file("write", &self.path, error))
     }
+}
+
+/// The lines up to a step. A last line that a crash has cut off is not one.
+fn kept_lines(text: &str, step: usize) -> String {
+    let is_kept = |line: &&str| {
+        let record: Option<serde_json::Value> = serde_json::from_str(line).ok();
+        record.and_then(|record| record["step"].as_u64()).is_some_and(|number| number <= step as u64)
+    };
+    text.lines().filter(is_kept).flat_map(|line| [line, "\n"]).collect()
 }
 
 /// The largest resident memory that this process has had, in bytes; `None` where the system does not tell.
@@ -260,6 +294,13 @@ mod tests {
             Some(2_097_152)
         );
         assert_eq!(parse_peak("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_resumed_file_keeps_whole_lines_up_to_the_step() {
+        let text = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st";
+        assert_eq!(kept_lines(text, 2), "{\"step\":1}\n{\"step\":2}\n");
+        assert_eq!(kept_lines(text, 9), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
     }
 
     #[test]

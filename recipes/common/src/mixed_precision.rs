@@ -3,7 +3,9 @@
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_nccl::ProcessGroup;
-use burn_nccl::amp::{Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, Precision};
+use burn_nccl::amp::{
+    Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, GradScalerState, Precision,
+};
 use burn_nccl_models::ResNet;
 
 use crate::config::MixedPrecisionConfig;
@@ -16,6 +18,8 @@ pub(crate) struct MixedPrecision {
     /// Only with f16: gradients in bf16 have the range of f32.
     scaler: Option<GradScaler>,
     clip: Option<ClipGradNormConfig>,
+    /// Steps that an earlier part of the run skipped.
+    skipped_before: u64,
 }
 
 /// What an optimizer step did.
@@ -57,7 +61,7 @@ impl MixedPrecision {
             _ => None,
         };
         let clip = config.and_then(|config| config.clip_grad_norm).map(ClipGradNormConfig::new);
-        Ok(Self { autocast, scaler, clip })
+        Ok(Self { autocast, scaler, clip, skipped_before: 0 })
     }
 
     pub(crate) fn precision(&self) -> Precision {
@@ -84,7 +88,27 @@ impl MixedPrecision {
 
     /// Steps without effect so far, where losses are scaled.
     pub(crate) fn skipped_steps(&self) -> Option<u64> {
-        self.scaler.as_ref().map(GradScaler::skipped_steps)
+        self.scaler.as_ref().map(|scaler| self.skipped_before + scaler.skipped_steps())
+    }
+
+    /// What a checkpoint keeps of the loss scale.
+    pub(crate) fn state(&self) -> Option<GradScalerState> {
+        self.scaler.as_ref().map(GradScaler::state)
+    }
+
+    /// Goes on with the loss scale of a checkpoint, after `skipped` steps without effect. A checkpoint of a run without
+    /// a loss scale leaves the first one.
+    ///
+    /// # Errors
+    /// Where the state is no scaler's.
+    pub(crate) fn resume(&mut self, state: Option<&GradScalerState>, skipped: u64) -> Result<()> {
+        self.skipped_before = skipped;
+        let (Some(scaler), Some(mut state)) = (&mut self.scaler, state.cloned()) else { return Ok(()) };
+        // When the scale grows is an option, and options count more than what a checkpoint says.
+        if let (Some(saved), Some(own)) = (&mut state.scaling, scaler.state().scaling) {
+            saved.growth_interval = own.growth_interval;
+        }
+        scaler.load_state(&state).map_err(|error| RecipeError::group("cannot resume the loss scale", error))
     }
 
     /// Unscales and clips the gradients and takes the optimizer step, unless a gradient of any rank overflowed.

@@ -11,6 +11,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceChoice;
+use crate::resume::ResumeChoice;
 
 /// What every training recipe can be asked. With no option at all it trains on the bundled digits.
 #[derive(Args, Clone, Debug)]
@@ -83,6 +84,20 @@ pub struct TrainOptions {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub workers: usize,
 
+    /// File of weights to begin with: .pth, .safetensors, .bpk or a checkpoint, with PyTorch's names or Burn's. A
+    /// classifier for another number of classes is left out
+    #[arg(long, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+
+    /// Go on from a checkpoint, with the options of its run unless others are given: auto (the newest of --out, or of
+    /// the recipe's runs; a new run where there is none), the folder of a run or of a checkpoint, or none
+    #[arg(long, value_name = "DIR|auto", default_value_t)]
+    pub resume: ResumeChoice,
+
+    /// How checkpoints are kept.
+    #[command(flatten)]
+    pub checkpoints: CheckpointOptions,
+
     /// Folder for the results; it must not hold another run [default: runs/RECIPE-TIME]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -94,6 +109,50 @@ pub struct TrainOptions {
     /// How the run is shown: bar, plain (lines), tui (dashboard) or none; auto: bar on a terminal, else plain
     #[arg(long, value_name = "HOW", value_enum, default_value_t, hide_possible_values = true)]
     pub progress: ProgressChoice,
+}
+
+/// When a run writes checkpoints, and which it keeps.
+#[derive(Args, Clone, Debug)]
+pub struct CheckpointOptions {
+    /// Epochs from one checkpoint to the next; the last epoch always has one. 0: none
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub checkpoint_epochs: usize,
+
+    /// Steps from one checkpoint to the next, within an epoch too [default: none]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub checkpoint_steps: Option<usize>,
+
+    /// Newest checkpoints to keep
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 2)]
+    pub keep_last: usize,
+
+    /// Checkpoints with the best test accuracy to keep besides
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub keep_best: usize,
+
+    /// What a checkpoint that cannot be written does: stop (the run ends with an error) or continue (a warning)
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t, hide_possible_values = true)]
+    pub on_checkpoint_failure: CheckpointFailure,
+}
+
+/// What a checkpoint that cannot be written does to the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CheckpointFailure {
+    /// It ends it.
+    #[default]
+    Stop,
+    /// It is a warning.
+    Continue,
+}
+
+impl CheckpointFailure {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Continue => "continue",
+        }
+    }
 }
 
 /// What a recipe with several ranks can be asked besides.

@@ -2,6 +2,7 @@
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{RecipeError, Result};
 
@@ -13,8 +14,11 @@ const TEXT: RGBColor = RGBColor(60, 60, 60);
 /// Weight of the past in the smoothed loss.
 const SMOOTHING: f64 = 0.9;
 
+/// Points of a curve beyond which a checkpoint keeps every second one, every fourth, and so on: the picture is not wider.
+const KEPT_POINTS: usize = 2000;
+
 /// The curves of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curves {
     /// Step and training loss.
     pub loss: Vec<(usize, f64)>,
@@ -23,6 +27,12 @@ pub struct Curves {
 }
 
 impl Curves {
+    /// The same with few enough points for a checkpoint.
+    pub fn thinned(&self) -> Self {
+        let stride = self.loss.len().div_ceil(KEPT_POINTS).max(1).next_power_of_two();
+        Self { loss: self.loss.iter().copied().step_by(stride).collect(), accuracy: self.accuracy.clone() }
+    }
+
     /// Draws the curves under `title`.
     ///
     /// # Errors
@@ -144,6 +154,17 @@ mod tests {
         // The raw loss, the smoothed loss and the accuracy, each one line of its own colour and width.
         assert!(svg.contains("stroke=\"#1F6FB4\" stroke-width=\"3\""), "{svg}");
         assert!(svg.contains("stroke=\"#D95F0E\" stroke-width=\"2\""));
+    }
+
+    #[test]
+    fn a_long_curve_is_kept_with_fewer_points() {
+        let of = |steps: usize| Curves {
+            loss: (1..=steps).map(|step| (step, 1.0)).collect(),
+            ..Default::default()
+        };
+        assert_eq!(of(2000).thinned(), of(2000));
+        let thinned = of(9000).thinned();
+        assert_eq!((thinned.loss.len(), thinned.loss[1]), (1125, (9, 1.0)));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Writes the run folder, on rank 0.
 
-use burn::module::Module;
+use std::path::PathBuf;
+
+use burn_nccl_models::{ResNet, ResNetConfig};
+use burn_nccl_records::{SaveOptions, save_model};
 
 use crate::config::RunConfig;
 use crate::error::{RecipeError, Result};
@@ -9,7 +12,10 @@ use crate::plot::Curves;
 use crate::run_folder::RunFolder;
 use crate::tensorboard::EventFile;
 
-/// Every file of a run but the logs.
+const CONFIG: &str = "config.json";
+const METRICS: &str = "metrics.jsonl";
+
+/// Every file of a run but the logs and checkpoints.
 #[derive(Debug)]
 pub struct Recorder {
     folder: RunFolder,
@@ -18,16 +24,48 @@ pub struct Recorder {
     curves: Curves,
 }
 
+/// What a run has recorded before it was interrupted.
+#[derive(Debug)]
+pub struct Resumed {
+    /// The step of the checkpoint; later records are dropped.
+    pub step: usize,
+    /// The curves up to it.
+    pub curves: Curves,
+    /// The run's folder, where there is one.
+    pub run: Option<PathBuf>,
+    /// Whether it goes on in that folder.
+    pub continues: bool,
+}
+
 impl Recorder {
     /// Starts the records of a run in its folder.
     ///
     /// # Errors
     /// Where a file cannot be written.
     pub fn create(folder: RunFolder, config: &RunConfig) -> Result<Self> {
-        folder.write_json("config.json", config)?;
-        let metrics = MetricsFile::create(folder.file("metrics.jsonl"))?;
+        folder.write_json(CONFIG, config)?;
+        let metrics = MetricsFile::create(folder.file(METRICS))?;
         let events = EventFile::create(folder.path())?;
         Ok(Self { folder, metrics, events, curves: Curves::default() })
+    }
+
+    /// Goes on with the records of a run that `resumed`, in its folder or another.
+    ///
+    /// # Errors
+    /// Where a file cannot be read or written.
+    pub fn resume(folder: RunFolder, config: &RunConfig, resumed: Resumed) -> Result<Self> {
+        let Resumed { step, curves, run, .. } = resumed;
+        let from = run.as_deref().unwrap_or(folder.path()).join(METRICS);
+        folder.write_json(CONFIG, config)?;
+        let metrics = MetricsFile::resume(&folder, METRICS, &from, step)?;
+        let mut events = EventFile::create(folder.path())?;
+        events.restart(step)?;
+        Ok(Self { folder, metrics, events, curves })
+    }
+
+    /// The curves so far.
+    pub fn curves(&self) -> &Curves {
+        &self.curves
     }
 
     /// Records a step.
@@ -66,10 +104,16 @@ impl Recorder {
     ///
     /// # Errors
     /// Where a file cannot be written.
-    pub fn finish<M: Module>(&self, model: M, title: &str, summary: &Summary) -> Result<()> {
+    pub fn finish(
+        &self,
+        config: &ResNetConfig,
+        model: &ResNet,
+        title: &str,
+        summary: &Summary,
+    ) -> Result<()> {
         let weights = self.folder.file("model.bpk");
-        // Burn writes beside the name and renames.
-        model.into_record().save(&weights).map_err(|error| RecipeError::file("write", &weights, error))?;
+        save_model(config, model, &weights, &SaveOptions::default())
+            .map_err(|error| RecipeError::records(format!("cannot write {}", weights.display()), error))?;
         self.folder.write("loss.svg", self.curves.svg(title)?.as_bytes())?;
         self.folder.write_json("summary.json", summary)
     }

@@ -76,6 +76,11 @@ impl RunFolder {
         Ok(Self { path: path.into() })
     }
 
+    /// The folder of a run that goes on, as it is.
+    pub fn existing(path: &Path) -> Self {
+        Self { path: path.into() }
+    }
+
     /// The folder itself.
     pub fn path(&self) -> &Path {
         &self.path

@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::options::TrainOptions;
 use crate::parallel::Parallel;
 use crate::progress::{self, display};
-use crate::run_folder::RunFolder;
-use crate::train::{Run, new_model};
+use crate::resume;
+use crate::train::{Run, initial_model};
 
 /// Trains on one device.
 ///
@@ -24,18 +24,20 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
         return trial::run(job, batch_size, None);
     }
     progress::check(options.progress)?;
-    options.out.as_deref().map_or(Ok(()), RunFolder::check_unused)?;
+    let resume = resume::open(recipe, options)?;
+    resume::check_out(options.out.as_deref(), resume.as_ref())?;
     let mut config = RunConfig::new(job);
     let device = config.device.select(0, 1)?;
     let images = Images::open(&config)?;
+    resume::adapt(resume.as_ref(), &mut config, &images, 0, 1)?;
     if options.find_batch_size {
         config.shrink_batch(batch_size::find(&config)?);
     }
     let train = images.train_loader(&config, &device.device.clone().autodiff(), 0, 1)?;
     let test = images.test_loader(&config, &device.device, 0, 1)?;
-    let model = new_model(&config, &images, &device);
+    let model = initial_model(&config, &images, &device, resume.as_ref())?;
     let (parallel, progress) = (Parallel::alone(), display(options.progress, 0));
-    let out = options.out.clone().map_or_else(|| RunFolder::claim(recipe), Ok)?;
-    Run { recipe, config, device, train, test, parallel, out, progress, started }.train(model)?;
+    let out = resume::run_folder(recipe, options.out.as_deref(), resume.as_ref())?;
+    Run { recipe, config, device, train, test, parallel, out, progress, started, resume }.train(model)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -40,6 +40,15 @@ impl EventFile {
         Ok(events)
     }
 
+    /// Says that the run begins again after `step`: TensorBoard drops what older files of the folder have from later
+    /// steps.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn restart(&mut self, step: usize) -> Result<()> {
+        self.write(&restart_event(wall_time(), step + 1))
+    }
+
     /// Adds the values of one step.
     ///
     /// # Errors
@@ -72,6 +81,16 @@ fn scalar_event(wall_time: f64, step: usize, values: &[(&str, f64)]) -> Vec<u8> 
     put_varint(&mut event, 2 << 3);
     put_varint(&mut event, step as u64);
     put_bytes(&mut event, 5, &summary);
+    event
+}
+
+/// `Event { wall_time = 1, step = 2, session_log = 7 }` with `SessionLog { status = 1 }`, where `START` is 1.
+fn restart_event(wall_time: f64, step: usize) -> Vec<u8> {
+    let mut event = Vec::new();
+    put_double(&mut event, 1, wall_time);
+    put_varint(&mut event, 2 << 3);
+    put_varint(&mut event, step as u64);
+    put_bytes(&mut event, 7, &[1 << 3, 1]);
     event
 }
 
@@ -152,5 +171,11 @@ mod tests {
             0x15, 0, 0, 0, 0x3f, // simple_value = 0.5
         ];
         assert_eq!(event, expected);
+    }
+
+    #[test]
+    fn a_restart_is_the_session_log_that_makes_tensorboard_drop_later_steps() {
+        let expected: &[u8] = &[0x09, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x10, 5, 0x3a, 2, 0x08, 1];
+        assert_eq!(restart_event(1.0, 5), expected);
     }
 }

@@ -14,7 +14,9 @@ use crate::error::Result;
 use crate::metrics::Summary;
 use crate::parallel::Parallel;
 use crate::progress::Progress;
+use crate::resume::Resume;
 use crate::trainer::Trainer;
+use crate::weights::pretrained;
 
 /// What a run is made of, on one rank.
 pub struct Run {
@@ -36,14 +38,29 @@ pub struct Run {
     pub progress: Box<dyn Progress>,
     /// When the process began.
     pub started: Instant,
+    /// The checkpoint that it goes on from.
+    pub resume: Option<Resume>,
 }
 
-/// A model with the weights that the seed draws, the same on every rank.
-pub fn new_model(config: &RunConfig, images: &Images, device: &SelectedDevice) -> ResNet {
-    device.device.seed(config.seed);
+/// A model with the weights of the checkpoint, those of `--weights`, or those that the seed draws: the same on every
+/// rank.
+///
+/// # Errors
+/// Where weights cannot be read, or are not those of the model.
+pub fn initial_model(
+    config: &RunConfig,
+    images: &Images,
+    device: &SelectedDevice,
+    resume: Option<&Resume>,
+) -> Result<ResNet> {
     let model = config.model(images.num_classes()).init(&device.device.clone().autodiff());
+    if let Some(resume) = resume {
+        return resume.model(&model);
+    }
+    device.device.seed(config.seed);
     // Draws the weights now, in the order of the layers.
-    model.materialize()
+    let model = model.materialize();
+    config.weights.as_deref().map_or(Ok(model.clone()), |weights| pretrained(&model, weights))
 }
 
 impl Run {
@@ -60,30 +77,29 @@ impl Run {
         let mut trainer = Trainer::new(self, &model)?;
         trainer.announce();
         let mut evaluation = None;
-        for epoch in 1..=epochs {
-            model = trainer.epoch(epoch, model)?;
+        while trainer.epoch_now() <= epochs && !trainer.is_over() {
+            let epoch = trainer.epoch_now();
+            model = trainer.epoch(model)?;
             model = trainer.run.parallel.sync_buffers(model)?;
-            evaluation = Some(trainer.test(epoch, &model)?);
-            if trainer.is_over() {
-                break;
-            }
+            let tested = trainer.test(epoch, &model)?;
+            trainer.save_if_due(&model, &tested)?;
+            evaluation = Some(tested);
         }
-        match evaluation {
-            Some(evaluation) if trainer.run.parallel.rank() == 0 => {
-                trainer.finish(model, evaluation).map(Some)
-            }
-            _ => Ok(None),
+        // A run that is resumed at its end has nothing left to train.
+        let evaluation = evaluation.map_or_else(|| trainer.test(epochs, &model), Ok)?;
+        trainer.finish_checkpoints()?;
+        if trainer.run.parallel.rank() != 0 {
+            return Ok(None);
         }
+        trainer.finish(model, evaluation).map(Some)
     }
 
     /// Trains until the run is over and keeps nothing.
     pub(crate) fn try_steps(self, mut model: ResNet) -> Result<()> {
         let mut trainer = Trainer::new(self, &model)?;
         trainer.records = false;
-        let mut epoch = 1;
         while !trainer.is_over() {
-            model = trainer.epoch(epoch, model)?;
-            epoch += 1;
+            model = trainer.epoch(model)?;
         }
         Ok(())
     }

@@ -168,3 +168,51 @@ fn ranks_with_other_options_are_refused_and_the_option_is_named() {
         assert!(text.contains("rank 1") && text.contains("--lr is 0.2, 0.1 on rank 0"), "{text}");
     }
 }
+
+#[test]
+fn a_resumed_run_has_the_bits_of_one_that_was_not_with_loss_scale_and_synchronised_statistics() {
+    let (whole, branch) = (Place::new(), Place::new());
+    let args = ["--precision", "f16", "--norm", "sync-batch", "--batch-size", "4", "--accumulate", "2"];
+    let scale = ["--init-scale", "1e30", "--growth-interval", "2"];
+    let end = ["--max-steps", "4", "--checkpoint-steps", "2", "--keep-last", "9"];
+    let output = whole.run(&[&args[..], &scale, &end].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    // The first steps overflow, so that the checkpoint holds a scale and a count of its own.
+    let checkpoint = whole.out.join("checkpoints/step-2");
+    let file: Value = serde_json::from_slice(&fs::read(checkpoint.join("state.json")).unwrap()).unwrap();
+    let state = &file["state"];
+    assert_eq!(
+        (&state["scaler"]["_growth_tracker"], &state["extra"]["skipped_steps"]),
+        (&0.into(), &2.into())
+    );
+    let saved = state["scaler"]["scale"].as_f64().unwrap();
+    assert!((saved / 2.5e29 - 1.0).abs() < 1e-6, "{saved}");
+
+    let output = branch.run(&["--resume", checkpoint.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (expected, resumed) = (whole.summary(), branch.summary());
+    for key in ["parameters_sha256", "loss_scale_final", "skipped_steps", "test_accuracy", "steps"] {
+        assert_eq!(resumed[key], expected[key], "{key}");
+    }
+    // Speeds differ, everything else of the later steps is equal too.
+    for (resumed, expected) in branch.steps().iter().zip(whole.steps()) {
+        for key in ["step", "loss", "lr", "loss_scale", "skipped"] {
+            assert_eq!(resumed[key], expected[key], "{key} of {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_has_grown_is_gone_on_with() {
+    let (whole, branch) = (Place::new(), Place::new());
+    let args = ["--precision", "f16", "--batch-size", "4", "--growth-interval", "2", "--init-scale", "1024"];
+    let output = whole
+        .run(&[&args[..], &["--max-steps", "6", "--checkpoint-steps", "3", "--keep-last", "9"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    // Grown once after two steps, and one step towards the next time.
+    let output = branch.run(&["--resume", whole.out.join("checkpoints/step-3").to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(branch.summary()["parameters_sha256"], whole.summary()["parameters_sha256"]);
+    let scales: Vec<f64> = branch.steps().iter().map(|step| step["loss_scale"].as_f64().unwrap()).collect();
+    assert_eq!(scales, [1024.0, 1024.0, 2048.0, 2048.0, 4096.0, 4096.0]);
+}

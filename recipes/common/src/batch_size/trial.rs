@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::options::ProgressChoice;
 use crate::parallel::Parallel;
 use crate::progress::display;
-use crate::train::{Run, new_model};
+use crate::train::{Run, initial_model};
 
 /// Trains two steps of two batches each with what `job` asks for, and writes nothing.
 ///
@@ -39,7 +39,7 @@ pub(crate) fn run(
     let images = Images::open(&config)?;
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;
-    let model = new_model(&config, &images, &device);
+    let model = initial_model(&config, &images, &device, None)?;
     let (parallel, model) = match job.distributed {
         Some(distributed) => {
             Parallel::join(&ProcessGroup::single(), model, &ddp_config(distributed, &device))?
@@ -48,7 +48,7 @@ pub(crate) fn run(
     };
     let progress = display(ProgressChoice::None, rank);
     let out = std::path::PathBuf::new();
-    Run { recipe: "trial", config, device, train, test, parallel, out, progress, started }
+    Run { recipe: "trial", config, device, train, test, parallel, out, progress, started, resume: None }
         .try_steps(model)?;
     Ok(ExitCode::SUCCESS)
 }

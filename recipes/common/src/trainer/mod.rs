@@ -1,5 +1,7 @@
 //! The steps of the training loop, and what is kept from one to the next.
 
+mod checkpoint;
+
 use std::time::Instant;
 
 use burn::module::Module;
@@ -10,8 +12,10 @@ use burn_nccl::accumulation::{Accumulation, Pass};
 use burn_nccl::amp::{Precision, widen};
 use burn_nccl_datasets::{Batch, Batches};
 use burn_nccl_models::ResNet;
+use burn_nccl_records::checkpoint::step_seed;
 
 use crate::batch_statistics::{check_statistics, small_batch_warning};
+use crate::checkpoints::Checkpoints;
 use crate::error::{ErrorKind, RecipeError, Result};
 use crate::evaluate::{evaluate, scalar};
 use crate::metrics::{Evaluation, StepBreakdown, StepRecord, StepTimes, Summary, peak_memory_bytes};
@@ -19,7 +23,8 @@ use crate::mixed_precision::MixedPrecision;
 use crate::optimizer::sgd;
 use crate::parameters::parameters_sha256;
 use crate::progress::Plan;
-use crate::recorder::Recorder;
+use crate::recorder::{Recorder, Resumed};
+use crate::resume::Position;
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
 use crate::train::Run;
@@ -31,8 +36,12 @@ pub(crate) struct Trainer {
     optimizer: ModuleOptimizer,
     schedule: Schedule,
     steps_per_epoch: usize,
-    steps: usize,
-    epochs_completed: usize,
+    /// Where the run is: `steps`, `epochs` and `images` count on.
+    at: Position,
+    /// The step with which the run ends.
+    last_step: usize,
+    resumed_from: Option<usize>,
+    checkpoints: Checkpoints,
     mixed_precision: MixedPrecision,
     in_flight: Option<InFlight>,
     last_loss: f64,
@@ -41,6 +50,8 @@ pub(crate) struct Trainer {
     /// Whether rank 0 writes files.
     pub(crate) records: bool,
     recorder: Option<Recorder>,
+    /// What the recorder begins with.
+    resumed: Option<Resumed>,
 }
 
 /// A step whose losses, one per batch of its window, have not been read yet.
@@ -79,28 +90,42 @@ impl Trainer {
         check_statistics(config, run.parallel.world_size())?;
         // A shorter window ends each epoch whose batches do not come out even.
         let steps_per_epoch = batches.div_ceil(config.accumulate);
-        let total_steps = (config.epochs * steps_per_epoch).min(config.max_steps.unwrap_or(usize::MAX));
+        let resume = run.resume.take();
+        let world_size = run.parallel.world_size();
+        let at = resume.as_ref().map(|resume| resume.position(config, world_size, steps_per_epoch));
+        let at = at.unwrap_or_default();
+        // After a change of the global batch, the schedule's steps are not the run's.
+        let scheduled = |step: usize| step.saturating_add_signed(at.schedule_offset as isize);
+        let in_epochs = (config.epochs * steps_per_epoch).saturating_add_signed(-at.schedule_offset as isize);
+        let last_step = in_epochs.min(config.max_steps.unwrap_or(usize::MAX));
         let warmup_steps = (config.warmup_epochs * steps_per_epoch as f64).round() as usize;
-        let global_batch = config.global_batch_size(run.parallel.world_size());
+        let global_batch = config.global_batch_size(world_size);
         let smoothing = (config.label_smoothing > 0.0).then_some(config.label_smoothing as f32);
         let mixed_precision =
             MixedPrecision::new(config.mixed_precision.as_ref(), model, &run.device, run.parallel.group())?;
-        Ok(Self {
+        let mut trainer = Self {
             mixed_precision,
             criterion: CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&run.device.device),
             optimizer: sgd(config.weight_decay),
-            schedule: Schedule::scaled(config.lr, global_batch, warmup_steps, total_steps),
+            schedule: Schedule::scaled(config.lr, global_batch, warmup_steps, scheduled(last_step)),
             steps_per_epoch,
-            steps: 0,
-            epochs_completed: 0,
+            at,
+            last_step,
+            resumed_from: None,
+            checkpoints: Checkpoints::new(config.checkpoints.clone()),
             in_flight: None,
             last_loss: f64::NAN,
             times: StepTimes::default(),
             stop: false,
             records: true,
             recorder: None,
+            resumed: None,
             run,
-        })
+        };
+        if let Some(resume) = resume {
+            trainer.resume(&resume, model)?;
+        }
+        Ok(trainer)
     }
 
     fn title(&self) -> String {
@@ -132,18 +157,24 @@ impl Trainer {
             title: self.title(),
             epochs: self.run.config.epochs,
             steps_per_epoch: self.steps_per_epoch,
-            steps: self.schedule.total_steps,
+            steps: self.last_step,
         };
         self.run.progress.start(&plan);
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.stop || self.steps >= self.schedule.total_steps
+        self.stop || self.at.steps >= self.last_step
     }
 
-    /// Runs an epoch, or what is left of the run.
-    pub(crate) fn epoch(&mut self, epoch: usize, mut model: ResNet) -> Result<ResNet> {
-        let mut batches = self.run.train.epoch(epoch - 1);
+    /// The epoch in which the run is, counted from 1.
+    pub(crate) fn epoch_now(&self) -> usize {
+        self.at.epochs + 1
+    }
+
+    /// Runs what is left of the epoch, or of the run.
+    pub(crate) fn epoch(&mut self, mut model: ResNet) -> Result<ResNet> {
+        let epoch = self.epoch_now();
+        let mut batches = self.run.train.epoch_from(self.at.epochs, self.at.images);
         while !self.is_over() {
             let started = Instant::now();
             let Some(batch) = next(&mut batches)? else { break };
@@ -158,12 +189,22 @@ impl Trainer {
             step.record.images_per_second = stepped.images as f64 / seconds;
             self.times.push(seconds, stepped.images, stepped.breakdown);
             self.in_flight = Some(step);
+            self.at.images += stepped.images;
+            let is_within = batches.remaining() > 0 && !self.is_over();
+            if self.records && is_within && self.checkpoints.is_due(self.at.steps, None, false) {
+                self.save(&model, None)?;
+            }
         }
         if batches.remaining() == 0 {
-            self.epochs_completed = epoch;
+            (self.at.epochs, self.at.images) = (epoch, 0);
         }
-        self.in_flight.take().map_or(Ok(()), |last| self.complete(last))?;
+        self.complete_last()?;
         Ok(model)
+    }
+
+    /// Reads the loss of the step before, where there is one.
+    fn complete_last(&mut self) -> Result<()> {
+        self.in_flight.take().map_or(Ok(()), |last| self.complete(last))
     }
 
     /// Forward and backward for each batch of a window that begins with `batch`, then the optimizer.
@@ -177,7 +218,11 @@ impl Trainer {
     ) -> Result<(ResNet, Stepped)> {
         // The schedule counts what changed the weights, so that skipped steps at the start do not eat the warm-up.
         let skipped = self.mixed_precision.skipped_steps().unwrap_or(0) as usize;
-        let lr = self.schedule.rate(self.steps - skipped);
+        let scheduled = self.at.steps.saturating_add_signed(self.at.schedule_offset as isize);
+        let lr = self.schedule.rate(scheduled.saturating_sub(skipped));
+        // What a layer draws is a function of seed, step and rank, so that a resumed run draws the same.
+        let (seed, rank) = (self.run.config.seed, self.run.parallel.rank());
+        self.run.device.device.seed(step_seed(seed, self.at.steps as u64, rank as u64));
         let mut breakdown = StepBreakdown { data: data_seconds, ..Default::default() };
         let mut losses = Vec::with_capacity(self.run.config.accumulate);
         let mut window = Accumulation::new(self.run.config.accumulate);
@@ -203,9 +248,9 @@ impl Trainer {
         let optimizer = &mut self.optimizer;
         let (model, outcome) =
             timed(&mut breakdown.optimizer, || self.mixed_precision.step(optimizer, lr, model, gradients))?;
-        self.steps += 1;
+        self.at.steps += 1;
         let record = StepRecord {
-            step: self.steps,
+            step: self.at.steps,
             epoch,
             loss: f64::NAN,
             lr,
@@ -270,7 +315,7 @@ impl Trainer {
     pub(crate) fn test(&mut self, epoch: usize, model: &ResNet) -> Result<Evaluation> {
         let evaluation =
             evaluate(&model.valid(), &self.run.test, &self.run.device.device, &self.run.parallel)?;
-        let step = self.steps;
+        let step = self.at.steps;
         if !evaluation.loss.is_finite() {
             let why = format!("the test loss is {}", evaluation.loss);
             return Err(self.diverged(step, why));
@@ -286,9 +331,18 @@ impl Trainer {
     fn recorder(&mut self) -> Result<&mut Recorder> {
         let recorder = match self.recorder.take() {
             Some(recorder) => recorder,
-            None => Recorder::create(RunFolder::create(&self.run.out)?, &self.run.config)?,
+            None => self.new_recorder()?,
         };
         Ok(self.recorder.insert(recorder))
+    }
+
+    fn new_recorder(&mut self) -> Result<Recorder> {
+        let (out, config) = (&self.run.out, &self.run.config);
+        match self.resumed.take() {
+            None => Recorder::create(RunFolder::create(out)?, config),
+            Some(resumed) if resumed.continues => Recorder::resume(RunFolder::existing(out), config, resumed),
+            Some(resumed) => Recorder::resume(RunFolder::create(out)?, config, resumed),
+        }
     }
 
     /// Saves the results.
@@ -308,8 +362,10 @@ impl Trainer {
             accumulate: run.config.accumulate,
             global_batch_size: run.config.global_batch_size(run.parallel.world_size()),
             parameters: model.parameters_count(),
-            steps: self.steps,
-            epochs: self.epochs_completed,
+            steps: self.at.steps,
+            resumed_from_step: self.resumed_from,
+            checkpoint_pause_seconds: self.checkpoints.longest_pause(),
+            epochs: self.at.epochs,
             images_per_second: self.times.images_per_second(),
             step_seconds_median: self.times.median(),
             train_loss_final: self.last_loss,
@@ -322,8 +378,9 @@ impl Trainer {
             seconds_total: run.started.elapsed().as_secs_f64(),
             step_breakdown: self.times.mean_breakdown(),
         };
+        let config = self.run.config.model(self.run.train.dataset().num_classes());
         let recorder = self.recorder()?;
-        recorder.finish(model, &title, &summary)?;
+        recorder.finish(&config, &model, &title, &summary)?;
         let folder = recorder.folder().path().to_path_buf();
         self.run.progress.finish(&summary, &folder);
         Ok(summary)

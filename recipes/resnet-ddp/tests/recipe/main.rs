@@ -1,5 +1,7 @@
 //! The built recipe, run as a user runs it: two ranks on this machine.
 
+mod resume;
+
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

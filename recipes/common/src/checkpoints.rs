@@ -1,0 +1,131 @@
+//! When a run writes checkpoints, and the writing of them.
+
+use std::path::Path;
+
+use burn::optim::ModuleOptimizer;
+use burn_nccl::ProcessGroup;
+use burn_nccl_models::ResNet;
+use burn_nccl_records::checkpoint::{Best, CheckpointConfig, Checkpointer, OnFailure, TrainingState};
+
+use crate::config::CheckpointPlan;
+use crate::error::{RecipeError, Result};
+use crate::options::CheckpointFailure;
+use crate::resume::CHECKPOINT_FOLDER;
+
+/// The checkpoints of a run, on one of its ranks.
+pub(crate) struct Checkpoints {
+    plan: CheckpointPlan,
+    /// From the first checkpoint on.
+    checkpointer: Option<Checkpointer>,
+    longest_pause: Option<f64>,
+}
+
+impl Checkpoints {
+    pub(crate) fn new(plan: CheckpointPlan) -> Self {
+        Self { plan, checkpointer: None, longest_pause: None }
+    }
+
+    /// Whether there is to be a checkpoint after `steps` steps; `epoch` is the one, counted from 1, that they end.
+    pub(crate) fn is_due(&self, steps: usize, epoch: Option<usize>, is_over: bool) -> bool {
+        let CheckpointPlan { checkpoint_epochs: epochs, checkpoint_steps, .. } = self.plan;
+        let by_steps = checkpoint_steps.is_some_and(|every| steps.is_multiple_of(every));
+        let by_epoch = epochs > 0 && (is_over || epoch.is_some_and(|epoch| epoch.is_multiple_of(epochs)));
+        by_steps || by_epoch || is_over && checkpoint_steps.is_some()
+    }
+
+    /// Takes the folder for this run, in which no other may write then. All ranks call it together.
+    ///
+    /// # Errors
+    /// Where another run writes there, or the folder cannot be made.
+    pub(crate) fn open(&mut self, run: &Path, group: Option<&ProcessGroup>) -> Result<&mut Checkpointer> {
+        let checkpointer = match self.checkpointer.take() {
+            Some(open) => open,
+            None => {
+                let config = CheckpointConfig {
+                    keep_last: self.plan.keep_last,
+                    keep_best: self.plan.keep_best,
+                    best: Best::Highest,
+                    on_failure: match self.plan.on_checkpoint_failure {
+                        CheckpointFailure::Stop => OnFailure::Stop,
+                        CheckpointFailure::Continue => OnFailure::Continue,
+                    },
+                    ..Default::default()
+                };
+                Checkpointer::open(run.join(CHECKPOINT_FOLDER), config, group).map_err(refused)?
+            }
+        };
+        Ok(self.checkpointer.insert(checkpointer))
+    }
+
+    /// Writes a checkpoint while training goes on. All ranks call it together.
+    ///
+    /// # Errors
+    /// Where this one or the one before it cannot be written, on all ranks.
+    pub(crate) fn save(
+        &mut self,
+        model: &ResNet,
+        optimizer: &ModuleOptimizer,
+        state: TrainingState,
+        run: &Path,
+        group: Option<&ProcessGroup>,
+    ) -> Result<()> {
+        let checkpointer = self.open(run, group)?;
+        checkpointer.save(model, optimizer, state).map_err(refused)?;
+        let pause = checkpointer.pause_seconds();
+        self.longest_pause = Some(self.longest_pause.map_or(pause, |longest| longest.max(pause)));
+        Ok(())
+    }
+
+    /// Returns on all ranks once the last one is on disk.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.checkpointer.take().map_or(Ok(()), |open| open.finish().map_err(refused))
+    }
+
+    /// The longest time that training stood still for one.
+    pub(crate) fn longest_pause(&self) -> Option<f64> {
+        self.longest_pause
+    }
+}
+
+fn refused(error: burn_nccl_records::Error) -> RecipeError {
+    RecipeError::records("cannot write a checkpoint", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::config;
+
+    fn due(options: &[&str], steps: usize, epoch: Option<usize>, is_over: bool) -> bool {
+        Checkpoints::new(config(options).checkpoints).is_due(steps, epoch, is_over)
+    }
+
+    #[test]
+    fn each_epoch_has_a_checkpoint_unless_told_otherwise() {
+        assert!(due(&[], 23, Some(1), false) && due(&[], 46, Some(2), false));
+        assert!(!due(&[], 22, None, false));
+        // A run that ends within an epoch can be gone on with.
+        assert!(due(&[], 5, None, true));
+    }
+
+    #[test]
+    fn the_last_epoch_has_one_whatever_the_cadence() {
+        // C14: five epochs, every second.
+        let saved: Vec<usize> = (1..=5)
+            .filter(|&epoch| due(&["--checkpoint-epochs=2"], epoch * 10, Some(epoch), epoch == 5))
+            .collect();
+        assert_eq!(saved, [2, 4, 5]);
+        assert!(due(&["--checkpoint-epochs=0", "--checkpoint-steps=7"], 10, Some(1), true));
+    }
+
+    #[test]
+    fn steps_count_within_epochs_and_zero_epochs_means_none() {
+        let every_seven = ["--checkpoint-epochs=0", "--checkpoint-steps=7"];
+        assert!(due(&every_seven, 14, None, false));
+        assert!(!due(&every_seven, 15, Some(1), false));
+        assert!(!due(&["--checkpoint-epochs=0"], 15, Some(1), true));
+    }
+}

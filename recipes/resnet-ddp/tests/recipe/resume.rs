@@ -1,0 +1,201 @@
+//! Runs that end early and go on.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::{Place, assert_refused, stderr};
+
+/// Six steps on two ranks, in the middle of the first epoch, with a checkpoint after the second and the fourth.
+const SIX_STEPS: [&str; 8] =
+    ["--max-steps", "6", "--batch-size", "8", "--checkpoint-steps", "2", "--keep-last", "9"];
+
+/// The steps that `metrics.jsonl` has, in order.
+fn steps(out: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap();
+    text.lines().map(step).collect()
+}
+
+fn checkpoints(out: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(out.join("checkpoints")).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("step-")).collect()
+}
+
+/// A run from beginning to end, and its summary.
+fn whole(args: &[&str]) -> (Place, Value) {
+    let place = Place::new();
+    let output = place.run(args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = place.json("summary.json");
+    (place, summary)
+}
+
+/// Starts a run and kills its launcher, and so all its ranks, once it has this checkpoint.
+fn killed_after(place: &Place, args: &[&str], checkpoint: &str) {
+    let mut child = place.command(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !checkpoints(&place.out).contains(checkpoint) {
+        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "no {checkpoint}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!place.out.join("summary.json").exists(), "the run was over before it was killed");
+}
+
+#[test]
+fn a_killed_run_resumes_in_its_folder_to_the_bits_of_one_that_was_not() {
+    let (_whole, expected) = whole(&SIX_STEPS);
+    let place = Place::new();
+    killed_after(&place, &SIX_STEPS, "step-2");
+    let output = place.run(&["--resume", "auto", "--batch-size", "8"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = place.json("summary.json");
+    assert_eq!(summary["parameters_sha256"], expected["parameters_sha256"]);
+    assert_eq!(summary["test_accuracy"], expected["test_accuracy"]);
+    let from = summary["resumed_from_step"].as_u64().unwrap();
+    assert!(from == 2 || from == 4, "{from}");
+    assert!(stderr(&output).contains(&format!("resuming after step {from}")), "{}", stderr(&output));
+    // Every step once, whatever the killed run had written after its checkpoint.
+    assert_eq!(steps(&place.out), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(checkpoints(&place.out), ["step-2", "step-4", "step-6"].map(String::from).into());
+    assert!(fs::read_to_string(place.out.join("loss.svg")).unwrap().ends_with("</svg>\n"));
+}
+
+#[test]
+fn an_older_checkpoint_branches_off_into_another_folder_and_is_refused_in_its_own() {
+    let (first, expected) = whole(&SIX_STEPS);
+    let older = first.out.join("checkpoints/step-2");
+    let branch = Place::new();
+    let output = branch.run(&["--resume", older.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(branch.json("summary.json")["parameters_sha256"], expected["parameters_sha256"]);
+    assert_eq!(steps(&branch.out), [1, 2, 3, 4, 5, 6]);
+
+    let output = first.run(&["--resume", older.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("step-6") && stderr(&output).contains("--out"), "{}", stderr(&output));
+    assert_eq!((steps(&first.out).len(), first.json("summary.json")), (6, expected));
+}
+
+#[test]
+fn epochs_go_on_where_they_ended_and_more_can_be_asked_for() {
+    let place = Place::new();
+    let files: Vec<String> = (0..8).map(|image| format!("{}/{image}.png", ["a", "b"][image % 2])).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let data = place.images(&files, &files);
+    let one = ["--data", &data, "--image-size", "16", "--batch-size", "2", "--epochs", "1"];
+    let output = place.run(&one);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let summary = place.json("summary.json");
+    assert_eq!((&summary["epochs"], &summary["steps"]), (&1.into(), &2.into()));
+
+    let output = place.run(&["--resume", "auto", "--epochs", "2"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("not as before: --epochs 1, now 2"), "{}", stderr(&output));
+    let summary = place.json("summary.json");
+    assert_eq!((&summary["epochs"], &summary["steps"]), (&2.into(), &4.into()));
+    assert_eq!(summary["resumed_from_step"], 2);
+    assert_eq!(steps(&place.out), [1, 2, 3, 4]);
+
+    // Nothing is left to do: the run is tested again and stays as it is.
+    let output = place.run(&["--resume", "auto"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(place.json("summary.json")["parameters_sha256"], summary["parameters_sha256"]);
+}
+
+#[test]
+fn another_number_of_ranks_keeps_the_global_batch_and_says_so() {
+    let (first, _) = whole(&["--max-steps", "2", "--batch-size", "8"]);
+    let alone = Place::new();
+    let resume = first.out.to_str().unwrap().to_owned();
+    let output = alone.run(&["--resume", &resume, "--nproc-per-node", "1", "--max-steps", "4"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(
+        text.contains("world size 2, now 1: the global batch stays 16, with 8 images a rank x 2"),
+        "{text}"
+    );
+    let summary = alone.json("summary.json");
+    assert_eq!((&summary["world_size"], &summary["global_batch_size"]), (&1.into(), &16.into()));
+    assert_eq!((&summary["steps"], &summary["accumulate"]), (&4.into(), &2.into()));
+}
+
+#[test]
+fn a_broken_checkpoint_is_passed_over_with_the_reason() {
+    let (first, _) = whole(&SIX_STEPS);
+    let newest = first.out.join("checkpoints/step-6/optimizer.bpk");
+    let mut bytes = fs::read(&newest).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&newest, bytes).unwrap();
+    let output = first.run(&["--resume", "auto"]);
+    let text = stderr(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("step-6") && text.contains("optimizer.bpk"), "{text}");
+    assert_eq!(first.json("summary.json")["resumed_from_step"], 4);
+}
+
+#[test]
+fn auto_without_a_checkpoint_is_a_new_run() {
+    let place = Place::new();
+    let output = place.run(&["--resume", "auto", "--max-steps", "1", "--batch-size", "8"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("this is a new run"), "{}", stderr(&output));
+    assert_eq!(place.json("summary.json").get("resumed_from_step"), None);
+}
+
+#[test]
+fn what_does_not_go_with_a_checkpoint_is_refused() {
+    let (first, _) = whole(&["--max-steps", "1", "--batch-size", "8"]);
+    let run = first.out.to_str().unwrap();
+    let place = Place::new();
+    let data = place.images(&["a/1.png", "b/1.png"], &["a/1.png", "b/1.png"]);
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--resume", "/nowhere"], &["/nowhere", "there is no such folder", "--resume auto"]),
+        (&["--resume", run, "--model", "resnet34"], &["--model is resnet18, not resnet34", "--weights"]),
+        (&["--resume", run, "--data", &data], &["1498 images", "there are 2"]),
+    ];
+    for (args, texts) in cases {
+        // The last `--model` counts.
+        assert_refused(&place, &place.run(args), 2, texts);
+    }
+}
+
+#[test]
+fn two_jobs_do_not_go_on_with_one_run() {
+    // So far apart that no second one comes while the other job starts.
+    let args = ["--batch-size", "8", "--checkpoint-steps", "40", "--max-steps", "4000"];
+    let place = Place::new();
+    let mut child = place.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while checkpoints(&place.out).is_empty() {
+        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = place.run(&["--resume", "auto"]);
+    let still_runs = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(still_runs, "the first job ended before the second one came");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("checkpoints") && stderr(&output).contains("another"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn without_checkpoints_there_is_no_folder_for_them() {
+    let (place, summary) = whole(&["--max-steps", "1", "--batch-size", "8", "--checkpoint-epochs", "0"]);
+    assert_eq!(summary.get("checkpoint_pause_seconds"), None);
+    assert!(!place.out.join("checkpoints").exists());
+    let names: Vec<PathBuf> = place.written();
+    assert!(names.iter().any(|name| name.ends_with("model.bpk")));
+}
