@@ -12,7 +12,7 @@ use burn::store::burn_pack::Tensor as PackTensor;
 use burn::store::{BurnToPyTorchAdapter, ModuleSnapshot, PyTorchToBurnAdapter};
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use burn_nccl_models::{Depth, ResNet, ResNetConfig, Stem};
-use burn_nccl_records::{Names, SaveFormat, SaveOptions, save};
+use burn_nccl_records::{LoadOptions, Names, SaveFormat, SaveOptions, load, save};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -254,5 +254,56 @@ fn torchvision_loads_a_saved_network_strictly_and_finds_every_value() {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), keys);
+    }
+}
+
+/// Saves the network of make.py in every way that people do.
+const SAVE: &str = r#"
+import sys
+name, folder, reference = sys.argv[1:]
+sys.argv[1:] = []
+sys.path.insert(0, reference)
+import make, torch
+from safetensors.torch import save_file
+network = make.build(name, "imagenet").float()
+state = network.state_dict()
+torch.save(state, folder + "/zip")
+torch.save(state, folder + "/legacy", _use_new_zipfile_serialization=False)
+torch.save(network, folder + "/whole")
+save_file(state, folder + "/safetensors", metadata={"format": "pt"})
+wrapped = torch.nn.DataParallel(network).state_dict()
+optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9).state_dict()
+torch.save({"epoch": 90, "arch": name, "state_dict": wrapped, "best_acc1": torch.tensor(76.1), "optimizer": optimizer},
+           folder + "/checkpoint")
+"#;
+
+#[cfg(feature = "flex")]
+#[test]
+fn every_file_of_torchvisions_networks_loads_to_every_value_of_theirs() {
+    let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
+        println!("skipped: set BURN_NCCL_PYTHON to a Python with torchvision and safetensors");
+        return;
+    };
+    for (depth, tensors) in [(Depth::ResNet18, 102), (Depth::ResNet50, 267)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = std::process::Command::new(&python);
+        command.args(["-c", SAVE, depth.name()]).arg(folder.path());
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("reference"));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let empty = ResNetConfig::new(depth, CLASSES).init(&Device::flex());
+        let expected: BTreeMap<_, _> =
+            state_dict(&empty).into_iter().map(|(key, shape)| (key.clone(), value(&key, &shape))).collect();
+        for file in ["zip", "legacy", "whole", "safetensors", "checkpoint"] {
+            let empty = ResNetConfig::new(depth, CLASSES).init(&Device::flex());
+            let (model, report) = load(&empty, folder.path().join(file), &LoadOptions::default()).unwrap();
+            assert_eq!(report.loaded.len(), tensors, "{file}: {report}");
+            for tensor in model.collect(None, Some(Box::new(BurnToPyTorchAdapter)), false) {
+                let (key, dtype, shape, _, bytes) = tensor.into_parts().unwrap();
+                let data = TensorData::from_bytes(bytes, shape, dtype).try_into_vec::<f32>().unwrap();
+                // Not `assert_eq`, which would print millions of values.
+                assert!(data == expected[&key], "{depth} from {file}: {key}");
+            }
+        }
     }
 }

@@ -87,13 +87,27 @@ fn decompressed(path: &Path, options: &OpenOptions) -> Result<bytes::Bytes> {
 pub(crate) fn decompress(path: &Path, options: &OpenOptions, to: &mut impl Write) -> Result<()> {
     let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
     let limit = options.limit(from);
+    let too_large = |bytes| Error::TooLarge { path: path.into(), from, bytes, limit };
+    if let Some(bytes) = declared_bytes(path)?.filter(|&bytes| bytes > limit) {
+        return Err(too_large(bytes));
+    }
     let mut stream = decoder(path)?;
     let bytes = io::copy(&mut stream.by_ref().take(limit), to).map_err(|error| bad_stream(path, error))?;
     // One byte more is either above the limit, or the check that the stream ends as it should.
     match stream.read(&mut [0]).map_err(|error| bad_stream(path, error))? {
         0 => Ok(()),
-        _ => Err(Error::TooLarge { path: path.into(), from, bytes, limit }),
+        _ => Err(too_large(bytes + 1)),
     }
+}
+
+/// What the first frame says that it holds, if it does; a stream may have more than one.
+fn declared_bytes(path: &Path) -> Result<Option<u64>> {
+    /// The longest header of a frame.
+    const HEADER_BYTES: u64 = 18;
+    let mut header = Vec::new();
+    let file = File::open(path).map_err(Error::file("open", path))?;
+    file.take(HEADER_BYTES).read_to_end(&mut header).map_err(Error::file("read", path))?;
+    Ok(zstd::zstd_safe::get_frame_content_size(&header).ok().flatten())
 }
 
 /// zstd itself refuses a window above 128 MiB, which is all that a stream makes it allocate.

@@ -6,6 +6,7 @@ mod base;
 mod burnpack;
 mod contents;
 mod folder;
+mod heap;
 mod options;
 mod pytorch;
 mod safetensors;

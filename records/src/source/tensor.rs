@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{BoolStore, Bytes, DType, TensorData};
 
+use super::heap;
 use crate::{Error, Result};
 
 /// Where the bytes of a tensor are.
@@ -68,23 +69,22 @@ impl StoredTensor {
     /// checksum.
     pub fn data(&self) -> Result<TensorData> {
         let bytes = match &self.payload {
-            Payload::Shared(bytes) => self.usable(bytes),
-            Payload::Pytorch(tensor) => {
-                Bytes::from_bytes_vec(tensor.read().map_err(|error| self.unreadable(error))?)
-            }
+            Payload::Shared(bytes) => bytes.clone(),
+            Payload::Pytorch(tensor) => heap::bytes(tensor.read().map_err(|error| self.unreadable(error))?),
         };
+        let bytes = self.usable(bytes);
         TensorData::try_from_bytes(bytes, self.shape.clone(), self.dtype).map_err(|error| self.corrupt(error))
     }
 
     /// `bytes` as Burn may take them: backends cast them to elements, which panics on an odd address and is undefined for
     /// a `bool` of 2. Such tensors are copied.
-    fn usable(&self, bytes: &Bytes) -> Bytes {
-        let raw: &[u8] = bytes;
+    fn usable(&self, bytes: Bytes) -> Bytes {
+        let raw: &[u8] = &bytes;
         if self.dtype == DType::Bool(BoolStore::Native) {
             return Bytes::from_bytes_vec(raw.iter().map(|&byte| u8::from(byte != 0)).collect());
         }
-        match raw.as_ptr() as usize % self.dtype.size().max(1) {
-            0 => bytes.clone(),
+        match raw.as_ptr().addr() % self.dtype.size().max(1) {
+            0 => bytes,
             _ => Bytes::from_bytes_vec(raw.to_vec()),
         }
     }

@@ -80,3 +80,59 @@ fn is_tensor_tree(value: &PickleValue) -> bool {
         value => is_tensor(value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor() -> PickleValue {
+        PickleValue::Unsupported("torch.Tensor".into())
+    }
+
+    fn dict<const N: usize>(entries: [(&str, PickleValue); N]) -> PickleValue {
+        PickleValue::Dict(entries.map(|(key, value)| (key.to_string(), value)).into())
+    }
+
+    fn selected<const N: usize>(entries: [(&str, PickleValue); N]) -> Option<String> {
+        let PickleValue::Dict(root) = dict(entries) else { unreachable!("a dictionary was made") };
+        select(&root, None).unwrap()
+    }
+
+    fn weights() -> PickleValue {
+        dict([("a.weight", tensor())])
+    }
+
+    #[test]
+    fn a_plain_state_dict_is_its_own_root() {
+        assert_eq!(selected([("model.a", tensor()), ("head", tensor())]), None);
+        // What PyTorch keeps of versions is no tensor, and makes no training checkpoint of it.
+        assert_eq!(selected([("model", weights()), ("_metadata", dict([("v", PickleValue::Int(1))]))]), None);
+    }
+
+    #[test]
+    fn a_part_called_model_is_not_taken_for_the_model() {
+        assert_eq!(selected([("model", weights()), ("head", weights())]), None);
+        assert_eq!(selected([("model", weights()), ("epoch", PickleValue::Int(1))]), Some("model".into()));
+    }
+
+    #[test]
+    fn a_sure_key_comes_before_likely_and_other_ones() {
+        let root = [("state_dict", weights()), ("model", weights()), ("mean", tensor())];
+        assert_eq!(selected(root), Some("state_dict".into()));
+        let root = [("model_state_dict", weights()), ("optimizer_state_dict", dict([("state", weights())]))];
+        assert_eq!(selected(root), Some("model_state_dict".into()));
+    }
+
+    #[test]
+    fn the_only_one_beside_the_optimizer_is_taken() {
+        let root = [("generator", weights()), ("optim", weights()), ("step", PickleValue::Int(1))];
+        assert_eq!(selected(root), Some("generator".into()));
+    }
+
+    #[test]
+    fn a_key_of_nested_dictionaries_is_followed() {
+        let PickleValue::Dict(root) = dict([("best", dict([("net", weights())]))]) else { unreachable!() };
+        assert_eq!(select(&root, Some("best.net")).unwrap().as_deref(), Some("best.net"));
+        assert!(select(&root, Some("best.other")).is_err());
+    }
+}
