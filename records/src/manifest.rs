@@ -12,6 +12,8 @@ use sha2::{Digest, Sha256};
 
 use crate::atomic;
 use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::source::{OpenOptions, Source, StoredTensor};
 
 /// A manifest that is larger is not read: JSON takes up to twenty times its size in memory.
 const MAX_BYTES: u64 = 16 << 20;
@@ -44,13 +46,13 @@ pub struct Manifest {
     /// The files, in the order they were given.
     pub files: Vec<ManifestFile>,
     /// The tensors of those files that hold weights.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub tensors: Vec<ManifestTensor>,
     /// By what it was written: `burn-nccl-records`, `burn` and `manifest`, the version of this layout.
     #[serde(default)]
     pub versions: BTreeMap<String, String>,
     /// What the caller wants kept, such as an accuracy.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[serde(default)]
     pub metrics: Map<String, Value>,
     /// Seconds since 1970 in UTC.
     #[serde(default)]
@@ -85,7 +87,7 @@ impl Manifest {
     /// The name of a manifest in its folder.
     pub const FILE_NAME: &'static str = "manifest.json";
 
-    /// Describes files of `folder`, which it reads once.
+    /// Describes files of `folder`: each is read once, and of those that hold weights the tensors are listed too.
     ///
     /// # Errors
     ///
@@ -106,14 +108,9 @@ impl Manifest {
             files: names.iter().map(describe).collect::<Result<_>>()?,
             versions: versions(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            tensors: names.iter().flat_map(|name| tensors(folder, name)).collect(),
             ..Self::default()
         })
-    }
-
-    /// Sets [`tensors`](Self::tensors).
-    pub fn with_tensors(mut self, tensors: Vec<ManifestTensor>) -> Self {
-        self.tensors = tensors;
-        self
     }
 
     /// Sets [`metrics`](Self::metrics).
@@ -128,14 +125,31 @@ impl Manifest {
     ///
     /// [`Error::File`] with the old manifest in place; [`Error::Limit`] for one that [`read`](Self::read) would refuse.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
-        let mut json = serde_json::to_vec_pretty(self).expect("plain data with text for keys is JSON");
-        json.push(b'\n');
+        let json = self.to_json();
         let size = json.len() as u64;
         if size > MAX_BYTES {
             let what = "the manifest".into();
             return Err(Error::Limit { what, size, limit: MAX_BYTES, format: "manifests" });
         }
-        atomic::write(&folder.as_ref().join(Self::FILE_NAME), &json, true, true)
+        atomic::write(&folder.as_ref().join(Self::FILE_NAME), json.as_bytes(), true, true)
+    }
+
+    /// A line for each file and tensor, which people and version control compare by lines.
+    fn to_json(&self) -> String {
+        fn line(value: &impl Serialize) -> String {
+            serde_json::to_string(value).expect("plain data with text for keys is JSON")
+        }
+        fn lines(values: &[impl Serialize]) -> String {
+            values.iter().map(line).collect::<Vec<_>>().join(",\n  ")
+        }
+        format!(
+            "{{\n\"files\": [\n  {}\n],\n\"tensors\": [\n  {}\n],\n\"versions\": {},\n\"metrics\": {},\n\"created\": {}\n}}\n",
+            lines(&self.files),
+            lines(&self.tensors),
+            line(&self.versions),
+            line(&self.metrics),
+            self.created
+        )
     }
 
     /// Reads `manifest.json` of `folder`. Trusts nothing in it: a name that leaves the folder is refused here.
@@ -301,6 +315,23 @@ fn digest(mut file: File) -> std::io::Result<(u64, String)> {
         }
     }
     Ok((bytes, format!("{:x}", hash.finalize())))
+}
+
+/// The tensors of a file, none where it holds no weights.
+fn tensors(folder: &Path, name: &str) -> Vec<ManifestTensor> {
+    let path = folder.join(name);
+    // An index of shards is described by its shards.
+    let format = Format::of_file(&path).map(|(format, _)| format);
+    let holds_weights = matches!(format, Ok(Format::Burnpack | Format::Safetensors | Format::Pytorch));
+    // What looks like weights and is not, as any zip archive does, is a file like others.
+    let source = holds_weights.then(|| Source::open(&path, &OpenOptions::default()).ok()).flatten();
+    let describe = |tensor: &StoredTensor| ManifestTensor {
+        file: name.into(),
+        name: tensor.name().into(),
+        shape: tensor.shape().to_vec(),
+        dtype: tensor.dtype().name().into(),
+    };
+    source.iter().flat_map(Source::tensors).map(describe).collect()
 }
 
 /// Refuses names that are not those of distinct files in the folder.

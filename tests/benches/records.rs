@@ -173,9 +173,10 @@ fn cases<'a>(model: &'a ResNet, config: &'a ResNetConfig, folder: &Path) -> Vec<
         };
         Ours { name, peer_step, run: Box::new(run) }
     };
+    // Each with a file of its own, which every round replaces: what replacing costs depends on where the old one is.
     vec![
-        saving("save burnpack", "save torch", "our.bpk", quick.clone()),
-        saving("save burnpack", "save safetensors", "our.bpk", quick),
+        saving("save burnpack", "save torch", "first.bpk", quick.clone()),
+        saving("save burnpack", "save safetensors", "second.bpk", quick),
         saving("save safetensors", "save safetensors", "our.safetensors", safetensors.clone()),
         saving(
             "save safetensors with torch names",
@@ -183,8 +184,8 @@ fn cases<'a>(model: &'a ResNet, config: &'a ResNetConfig, folder: &Path) -> Vec<
             "torch.safetensors",
             safetensors.with_names(Names::Torch),
         ),
-        saving("save burnpack, durable", "save torch", "our.bpk", SaveOptions::default()),
-        loading("load burnpack", "load safetensors", "our.bpk"),
+        saving("save burnpack, durable", "save torch", "durable.bpk", SaveOptions::default()),
+        loading("load burnpack", "load safetensors", "first.bpk"),
         loading("load safetensors", "load safetensors", "our.safetensors"),
         loading("load safetensors of the peer", "load safetensors", "peer.safetensors"),
         loading("load .pth of the peer", "load torch", "peer.pth"),

@@ -3,9 +3,12 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use burn_nccl_records::{Error, Fault, Manifest};
+use burn::tensor::Device;
+use burn_nccl_records::{Error, Fault, Manifest, SaveFormat, save};
 use serde_json::{Map, json};
 use tempfile::{TempDir, tempdir};
+
+use crate::saving::{net, quick};
 
 /// SHA-256 of `abc`. Source: FIPS 180-2, appendix B.1.
 const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
@@ -48,6 +51,33 @@ fn a_manifest_is_read_as_it_was_written() {
     assert_eq!(read, manifest);
     assert!(read.verify(folder.path()).is_intact());
     assert!(read.created > 1_700_000_000, "seconds since 1970");
+}
+
+#[test]
+fn the_tensors_of_weights_are_listed_one_a_line() {
+    let folder = folder();
+    let zip = b"PK\x03\x04 an archive of something else";
+    fs::write(folder.path().join("images.zip"), zip).unwrap();
+    let net = net(1, &Device::flex());
+    save(&net, folder.path().join("net.bpk"), &quick()).unwrap();
+    let sharded = quick().with_format(SaveFormat::Safetensors).with_max_shard_bytes(100);
+    let shards = save(&net, folder.path(), &sharded).unwrap().files;
+    let mut names: Vec<String> =
+        shards.iter().map(|path| path.file_name().unwrap().to_str().unwrap().into()).collect();
+    names.extend(["net.bpk", "images.zip", "a.bin"].map(String::from));
+    let manifest = Manifest::describe(folder.path(), &names).unwrap();
+    let of = |file: fn(&str) -> bool| manifest.tensors.iter().filter(move |tensor| file(&tensor.file));
+    assert_eq!(of(|file| file == "net.bpk").count(), 11);
+    assert_eq!(of(|file| file.starts_with("model-")).count(), 11);
+    assert_eq!(manifest.tensors.len(), 22);
+    let weight = of(|file| file == "net.bpk").find(|tensor| tensor.name == "fc.weight").unwrap();
+    assert_eq!((weight.shape.as_slice(), weight.dtype.as_str()), (&[3, 4][..], "f32"));
+
+    manifest.write(folder.path()).unwrap();
+    assert_eq!(Manifest::read(folder.path()).unwrap(), manifest);
+    let text = fs::read_to_string(folder.path().join("manifest.json")).unwrap();
+    let line = "  {\"file\":\"net.bpk\",\"name\":\"fc.weight\",\"shape\":[3,4],\"dtype\":\"f32\"},\n";
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]

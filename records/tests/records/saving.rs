@@ -100,7 +100,7 @@ fn a_burnpack_file_holds_every_parameter_with_its_type_and_identity() {
     let report = save(&net, &path, &quick().with_metadata("epoch", "3")).unwrap();
     assert_eq!(report.tensors, 11);
     assert_eq!(report.bytes, fs::metadata(&path).unwrap().len());
-    assert_eq!(report.files, [path.clone()]);
+    assert_eq!(report.files, std::slice::from_ref(&path));
     assert_eq!(report.largest_error, 0.0);
 
     assert_eq!(Reader::from_file_exact(&path).unwrap().metadata()["epoch"], "3");

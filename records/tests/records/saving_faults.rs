@@ -296,7 +296,7 @@ fn fills_the_disk() {
     let path = folder.join("model.bpk");
     save_tensors(filled(1), &path, &quick()).unwrap();
     // Squares modulo a prime, which zstd finds nothing in.
-    let noise = (0..VALUES as u64).map(|i| (i * i % 4_294_967_291 >> 11) as u8).collect();
+    let noise = (0..VALUES as u64).map(|i| ((i * i % 4_294_967_291) >> 11) as u8).collect();
     let noise = PackTensor::new("t".into(), DType::U8, [VALUES], None, Bytes::from_bytes_vec(noise));
     let compressed = quick().with_compression(burn_nccl_records::Zstd { level: 1, threads: 1 });
     for (tensors, options) in [(filled(2), quick()), (vec![noise], compressed)] {
