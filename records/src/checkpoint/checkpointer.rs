@@ -10,10 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::decide;
 use super::config::{CheckpointConfig, OnFailure};
-use super::contents;
 use super::failure::{self, CheckpointFailure};
+use super::find::newest;
 use super::folder::Folder;
-use super::layout::step_folder;
 use super::snapshot::Snapshot;
 use super::state::TrainingState;
 use super::writer::Writer;
@@ -28,9 +27,8 @@ use crate::error::{Error, Result};
 /// A checkpoint appears as `<folder>/step-N` once all of it is on disk: whenever the training is killed, the newest such
 /// folder is a complete checkpoint. The folder is locked for one training; the lock ends with its process.
 ///
-/// Whoever holds no [`DistributedDataParallel`](burn_nccl::DistributedDataParallel) has the same parameters on all ranks by
-/// other means; with plain batch norm the running statistics saved are those of rank 0, unless `sync_buffers` made them
-/// equal before.
+/// What is saved is what rank 0 holds. In data-parallel training all ranks hold the same, but for the running statistics
+/// of a plain batch norm, which are each rank's own; training does not depend on them.
 #[derive(Debug)]
 pub struct Checkpointer {
     folder: PathBuf,
@@ -184,9 +182,17 @@ impl Keeper {
 
     /// Refuses to save `step` where a later checkpoint is complete, which the next resume would take.
     fn check_later(&mut self, step: u64) -> failure::Result<()> {
-        let Self { folder, steps, .. } = self;
-        steps.retain(|&later| later > step && contents::verify(&step_folder(folder, later)).is_ok());
-        steps.iter().max().map_or(Ok(()), |&step| Err(CheckpointFailure::LaterCheckpoint { step }))
+        self.steps.retain(|&later| later > step);
+        if self.steps.is_empty() {
+            return Ok(());
+        }
+        let (_, newest) = newest(&self.folder).map_err(CheckpointFailure::io("read", &self.folder))?;
+        match newest {
+            Some(TrainingState { step: later, .. }) if later > step => {
+                Err(CheckpointFailure::LaterCheckpoint { step: later })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn write(&mut self, snapshot: Snapshot) {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use super::config::CheckpointConfig;
 use super::contents;
@@ -12,7 +13,7 @@ use super::optimizer_file;
 use super::retention::doomed;
 use super::snapshot::Snapshot;
 use super::state;
-use crate::{SaveOptions, save_tensors};
+use crate::{ManifestTensor, SaveOptions, save_tensors};
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +36,9 @@ impl Folder {
     pub(super) fn take(path: &Path, config: CheckpointConfig) -> Result<Self> {
         fs::create_dir_all(path).map_err(CheckpointFailure::io("create", path))?;
         let lock = FolderLock::take(path)?;
-        layout::sweep(path).map_err(CheckpointFailure::io("read", path))?;
+        if lock.is_held() {
+            layout::sweep(path).map_err(CheckpointFailure::io("read", path))?;
+        }
         let kept = scan(path)?;
         Ok(Self { path: path.into(), config, kept, _lock: lock })
     }
@@ -47,10 +50,12 @@ impl Folder {
 
     /// Writes a checkpoint, and deletes those that are not to be kept once it is on disk.
     pub(super) fn write(&mut self, snapshot: Snapshot) -> Result<()> {
+        let start = Instant::now();
         let (step, metric) = (snapshot.step(), snapshot.state.metric);
         let staged = Staged::create(&self.path, step)?;
         write_files(staged.path(), snapshot)?;
         let path = staged.publish()?;
+        log::info!("saved {} in {:.1} s", path.display(), start.elapsed().as_secs_f64());
         if let Some(index) = self.kept.iter().position(|kept| kept.step == step) {
             let replaced = self.kept.swap_remove(index);
             // Under a retired name, which the new one did not take the place of.
@@ -105,7 +110,14 @@ fn write_files(folder: &Path, snapshot: Snapshot) -> Result<()> {
     optimizer_file::check(&path, &optimizer, &parameters)
         .map_err(|reason| CheckpointFailure::Optimizer { reason })?;
     drop(optimizer);
+    let tensors = model.iter().map(|tensor| ManifestTensor {
+        file: MODEL.into(),
+        name: tensor.name.clone(),
+        shape: tensor.shape.to_vec(),
+        dtype: tensor.dtype.name().into(),
+    });
+    let tensors = tensors.collect();
     save_tensors(model, folder.join(MODEL), &SaveOptions::default()).map_err(contents::failure)?;
     layout::write_file(&folder.join(STATE), state::encode(&state).as_bytes())?;
-    contents::seal(folder, &state)
+    contents::seal(folder, tensors, &state)
 }

@@ -1,6 +1,7 @@
 //! One training to a folder.
 
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::failure::{CheckpointFailure, Result};
@@ -9,7 +10,10 @@ const NAME: &str = ".lock";
 
 /// The folder belongs to this process while this lives. The system releases the lock of a process that dies, so that
 /// no crash leaves a folder locked.
-pub(super) struct FolderLock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
+pub(super) struct FolderLock {
+    /// None where the file system has no locks, such as Lustre without its option `flock`.
+    file: Option<File>,
+}
 
 impl FolderLock {
     pub(super) fn take(folder: &Path) -> Result<Self> {
@@ -18,10 +22,19 @@ impl FolderLock {
         let file = File::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(CheckpointFailure::io("create", &path))?;
         match file.try_lock() {
-            Ok(()) => Ok(Self(file)),
+            Ok(()) => Ok(Self { file: Some(file) }),
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+                log::warn!("{} cannot be locked: see to it that one training saves there", folder.display());
+                Ok(Self { file: None })
+            }
             Err(TryLockError::WouldBlock) => Err(CheckpointFailure::InUse),
             Err(TryLockError::Error(error)) => Err(CheckpointFailure::io("lock", &path)(error)),
         }
+    }
+
+    /// Whether it is certain that no other training writes to the folder.
+    pub(super) fn is_held(&self) -> bool {
+        self.file.is_some()
     }
 }
 
@@ -33,6 +46,7 @@ mod tests {
     fn a_folder_is_taken_once_and_free_again_afterwards() {
         let folder = tempfile::tempdir().unwrap();
         let lock = FolderLock::take(folder.path()).unwrap();
+        assert!(lock.is_held());
         assert_eq!(FolderLock::take(folder.path()).err(), Some(CheckpointFailure::InUse));
         drop(lock);
         FolderLock::take(folder.path()).unwrap();

@@ -5,7 +5,7 @@ use super::config::{Best, CheckpointConfig};
 /// The steps among `all` (step, metric) that may be deleted once `newest` is on disk.
 ///
 /// Kept are `newest`, the `keep_last` highest steps and the `keep_best` best metrics; of equal metrics the earlier step
-/// is the better. A checkpoint without a metric, or with a NaN, is not among the best.
+/// is the better. A checkpoint whose metric is missing or not finite is not among the best.
 pub(super) fn doomed(all: &[(u64, Option<f64>)], newest: u64, config: &CheckpointConfig) -> Vec<u64> {
     let mut steps: Vec<u64> = all.iter().map(|(step, _)| *step).collect();
     steps.sort_unstable();
@@ -13,7 +13,7 @@ pub(super) fn doomed(all: &[(u64, Option<f64>)], newest: u64, config: &Checkpoin
 
     let mut by_metric: Vec<(u64, f64)> = all
         .iter()
-        .filter_map(|(step, metric)| Some((*step, metric.filter(|metric| !metric.is_nan())?)))
+        .filter_map(|(step, metric)| Some((*step, metric.filter(|metric| metric.is_finite())?)))
         .collect();
     by_metric.sort_by(|(step, metric), (other_step, other)| {
         let order = match config.best {
@@ -75,7 +75,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_metric_none_is_best_and_a_nan_is_as_none() {
+    fn without_a_finite_metric_none_is_best() {
+        assert_eq!(kept(&[Some(f64::INFINITY), Some(0.1), None], 1, 1, Best::Highest), [2, 3]);
+        assert_eq!(kept(&[Some(f64::NEG_INFINITY), Some(0.1), None], 1, 1, Best::Lowest), [2, 3]);
         assert_eq!(kept(&[None, Some(NAN), None], 1, 1, Best::Highest), [3]);
         assert_eq!(kept(&[Some(NAN), Some(0.1), None], 1, 1, Best::Lowest), [2, 3]);
         assert_eq!(kept(&[Some(-NAN), Some(0.1), None], 1, 1, Best::Lowest), [2, 3]);
@@ -84,12 +86,5 @@ mod tests {
     #[test]
     fn of_equal_metrics_the_earlier_step_is_the_better() {
         assert_eq!(kept(&[Some(0.5), Some(0.5), Some(0.5), Some(0.1)], 1, 1, Best::Highest), [1, 4]);
-    }
-
-    #[test]
-    fn infinities_are_metrics() {
-        let metrics = [Some(f64::INFINITY), Some(f64::NEG_INFINITY), Some(0.0)];
-        assert_eq!(kept(&metrics, 1, 1, Best::Highest), [1, 3]);
-        assert_eq!(kept(&metrics, 1, 1, Best::Lowest), [2, 3]);
     }
 }

@@ -11,27 +11,32 @@ const VERSION: u64 = 1;
 ///
 /// [`step`](Self::step) names the checkpoint; everything else is the caller's to fill and to use again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct TrainingState {
     /// Optimizer steps that were made, which is the number in the checkpoint's name.
     pub step: u64,
     /// Epochs that were finished.
     pub epoch: u64,
     /// Where the data stands, in the middle of an epoch too.
+    #[serde(default)]
     pub sampler: Option<SamplerState>,
     /// The state of loss scaling.
+    #[serde(default)]
     pub scaler: Option<GradScalerState>,
     /// What every random draw comes from: see [`step_seed`].
     pub seed: u64,
     /// The ranks that trained.
     pub world_size: u64,
-    /// What keep-best compares; a NaN is as none.
+    /// What keep-best compares; one that is not finite is as none.
+    #[serde(default)]
     pub metric: Option<f64>,
     /// The configuration of the run.
+    #[serde(default)]
     pub config: Value,
     /// The metrics so far.
+    #[serde(default)]
     pub history: Value,
     /// Anything else that the caller must find again: the scheduler, counters, names.
+    #[serde(default)]
     pub extra: Map<String, Value>,
 }
 
@@ -40,7 +45,6 @@ pub struct TrainingState {
 /// The order of an epoch is a function of `seed`, `epoch` and `dataset_len`, so `images` is all that a resume must
 /// skip, on any number of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct SamplerState {
     /// The epoch that is under way.
     pub epoch: u64,
@@ -223,9 +227,11 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_no_number_is_none() {
-        let state = TrainingState { metric: Some(f64::NAN), ..TrainingState::default() };
-        assert_eq!(decode(&encode(&state)).unwrap().metric, None);
+    fn a_metric_that_is_not_finite_is_none() {
+        for metric in [f64::NAN, f64::INFINITY] {
+            let state = TrainingState { metric: Some(metric), ..TrainingState::default() };
+            assert_eq!(decode(&encode(&state)).unwrap().metric, None);
+        }
     }
 
     #[test]
@@ -234,9 +240,20 @@ mod tests {
         assert!(error.contains("version 2") && error.contains("reads 1"), "{error}");
     }
 
+    /// A whole state with this in it.
+    fn with(fields: &str) -> String {
+        format!(r#"{{"version": 1, "state": {{"epoch": 0, "seed": 0, "world_size": 1, {fields}}}}}"#)
+    }
+
+    #[test]
+    fn what_a_caller_left_out_is_empty() {
+        let found = decode(&with(r#""step": 1"#)).unwrap();
+        assert_eq!(found, TrainingState { step: 1, world_size: 1, ..TrainingState::default() });
+    }
+
     #[test]
     fn hostile_states_are_errors() {
-        let deep = format!(r#"{{"version": 1, "state": {{"extra": {}1.5"#, r#"{"a":"#.repeat(100_000));
+        let deep = with(&format!(r#""step": 1, "extra": {}1.5"#, r#"{"a":"#.repeat(100_000)));
         let pickle = "\u{80}\u{2}}q\u{0}.";
         for text in [
             "",
@@ -254,16 +271,18 @@ mod tests {
             r#"{"version": 1.0, "state": {}}"#,
             r#"{"version": 1e999, "state": {}}"#,
             r#"{"version": 1, "state": 7}"#,
-            r#"{"version": 1, "state": {"step": -1}}"#,
-            r#"{"version": 1, "state": {"step": 1.5}}"#,
-            r#"{"version": 1, "state": {"step": 18446744073709551616}}"#,
-            r#"{"version": 1, "state": {"step": "1"}}"#,
-            r#"{"version": 1, "state": {"metric": 1e999}}"#,
-            r#"{"version": 1, "state": {"metric": 1.5.5}}"#,
-            r#"{"version": 1, "state": {"extra": []}}"#,
-            r#"{"version": 1, "state": {"scaler": {"scale": 1.0}}}"#,
-            r#"{"version": 1, "state": {"sampler": {"images": 1e3}}}"#,
-            r#"{"version": 1, "state": {}} trailing"#,
+            r#"{"version": 1, "state": {}}"#,
+            r#"{"version": 1, "state": {"step": 1, "epoch": 0, "seed": 0}}"#,
+            &with(r#""step": -1"#),
+            &with(r#""step": 1.5"#),
+            &with(r#""step": 18446744073709551616"#),
+            &with(r#""step": "1""#),
+            &with(r#""step": 1, "metric": 1e999"#),
+            &with(r#""step": 1, "metric": 1.5.5"#),
+            &with(r#""step": 1, "extra": []"#),
+            &with(r#""step": 1, "scaler": {"scale": 1.0}"#),
+            &with(r#""step": 1, "sampler": {"images": 1}"#),
+            &format!("{} trailing", with(r#""step": 1"#)),
             &deep,
             // C17
             pickle,

@@ -22,7 +22,7 @@ const KILLS: usize = 1000;
 /// As many at a time as may be without each waiting for the others' disk.
 const JOBS: usize = 4;
 /// Starting takes about a quarter of it, the rest is saving.
-const LONGEST_LIFE_MICROSECONDS: f64 = 60_000.0;
+const LONGEST_LIFE_MICROSECONDS: f64 = 120_000.0;
 
 fn saving(folder: &Path) -> Saving {
     Saving { folder: folder.into(), keep_last: 2, until: None, continues: false }

@@ -60,7 +60,10 @@ fn each_broken_checkpoint_is_skipped_and_explained() {
             &|| write_state(&newest, r#"{"version":9,"state":{}}"#),
             "it is of version 9 and this program reads 1",
         ),
-        (&|| write_state(&newest, r#"{"version":1,"state":{"step":7}}"#), "its state is that of step 7"),
+        (
+            &|| write_state(&newest, r#"{"version":1,"state":{"step":7,"epoch":0,"seed":0,"world_size":1}}"#),
+            "its state is that of step 7",
+        ),
         (&|| link(&newest.join("model.bpk"), &at(folder.path(), 1).join("model.bpk")), "model.bpk is a link"),
         (&|| link(&newest.join("manifest.json"), &at(folder.path(), 1).join("manifest.json")), "is a link"),
     ];
