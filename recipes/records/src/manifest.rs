@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use burn_nccl_records::{Error, Format, Manifest, ManifestTensor, OpenOptions, Source};
+use burn_nccl_records::Manifest;
 use clap::Args;
 use recipe_common::{RecipeError, Result};
 use serde_json::{Map, Value};
@@ -51,16 +51,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ));
     }
     let what = || format!("cannot describe {}", folder.display());
-    let mut tensors = Vec::new();
-    for name in &names {
-        tensors.extend(tensors_in(&folder, name)?);
-    }
     let mut metrics = summary(&folder, &names);
     metrics.extend(options.metrics.iter().map(|Metric(name, value)| (name.clone(), value.clone())));
-    let manifest = Manifest::describe(&folder, &names)
-        .map_err(|error| records(what(), &error))?
-        .with_tensors(tensors)
-        .with_metrics(metrics);
+    let manifest =
+        Manifest::describe(&folder, &names).map_err(|error| records(what(), &error))?.with_metrics(metrics);
     manifest.write(&folder).map_err(|error| records(what(), &error))?;
     let bytes = manifest.files.iter().map(|file| file.bytes).sum();
     print(&format!(
@@ -132,28 +126,6 @@ fn list(folder: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result
         }
     }
     Ok(())
-}
-
-/// The tensors of a file; none where it holds no weights.
-fn tensors_in(folder: &Path, name: &str) -> Result<Vec<ManifestTensor>> {
-    let path = folder.join(name);
-    // An index lists the tensors of shards, which are files of their own.
-    let Ok(Format::Pytorch | Format::Safetensors | Format::Burnpack) = Format::detect(&path) else {
-        return Ok(Vec::new());
-    };
-    let source = match Source::open(&path, &OpenOptions::default()) {
-        Ok(source) => source,
-        // A training state may hold several dictionaries of tensors, or none.
-        Err(Error::Key { .. }) => return Ok(Vec::new()),
-        Err(error) => return Err(records(format!("cannot describe {}", path.display()), &error)),
-    };
-    let describe = |tensor: &burn_nccl_records::StoredTensor| ManifestTensor {
-        file: name.into(),
-        name: tensor.name().into(),
-        shape: tensor.shape().to_vec(),
-        dtype: tensor.dtype().name().into(),
-    };
-    Ok(source.tensors().iter().map(describe).collect())
 }
 
 /// What the summary of a run says about its weights.
