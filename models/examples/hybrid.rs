@@ -115,11 +115,13 @@ fn save_and_load(
 fn main() -> Result<(), Box<dyn Error>> {
     let [host, accelerator] = [Device::flex().autodiff(), Device::ndarray().autodiff()];
     let (model, [first, last]) = train(Classifier::new(&host, &accelerator), 100, &host, &accelerator)?;
-    println!("loss {first:.3} -> {last:.3}; embedding on {host:?}, encoder on {accelerator:?}");
+    println!("loss {first:.3} -> {last:.3}");
     let file = std::env::temp_dir().join(format!("hybrid-{}.bpk", std::process::id()));
     let loaded = save_and_load(&model, &file, &host, &accelerator);
     std::fs::remove_file(file)?;
-    println!("loaded onto {:?}", loaded?.devices());
+    let loaded = loaded?;
+    let in_place = loaded.embedding.devices() == [host] && loaded.encoder.devices() == [accelerator];
+    println!("saved and loaded, each part on its own device: {in_place}");
     Ok(())
 }
 

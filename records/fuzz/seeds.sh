@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 python=$1 records=$2 fixtures=../tests/fixtures
-mkdir -p corpus/{burnpack,index,manifest,pickle,pytorch,safetensors,zstd}
+mkdir -p corpus/{burnpack,index,manifest,pickle,pytorch,safetensors,state,zstd}
 
 cp "$fixtures"/*.pth corpus/pytorch/
 cp "$fixtures"/*.safetensors corpus/safetensors/
@@ -37,11 +37,20 @@ printf %s "${shards/a.safetensors//etc/passwd}" > corpus/index/absolute.json
 printf %s "${shards/a.safetensors/model.safetensors.index.json}" > corpus/index/itself.json
 printf %s '{"weight_map":{"x":"b.safetensors","z":"c.safetensors"}}' > corpus/index/missing.json
 
-# `printf weights | sha256sum`
 sha256=$(printf weights | sha256sum | cut -d ' ' -f 1)
-described='{"files":[{"name":"model.bpk","bytes":7,"sha256":"'$sha256'"}],"versions":{"manifest":"1"},"created":1}'
-printf %s "$described" > corpus/manifest/sound.json
-printf %s "${described/model.bpk/../outside}" > corpus/manifest/outside.json
-printf %s "${described/model.bpk//etc/passwd}" > corpus/manifest/absolute.json
-printf %s "${described/:7/:18446744073709551615}" > corpus/manifest/size.json
-printf %s "${described/\"files\":[/\"files\":[{\"name\":\"model.bpk\",\"bytes\":7,\"sha256\":\"\"},}" > corpus/manifest/twice.json
+described='{"name":"model.bpk","bytes":7,"sha256":"'$sha256'"}'
+manifest() { printf '{"files":[%s],"versions":{"manifest":"1"},"created":1}' "$1" > "corpus/manifest/$2.json"; }
+manifest "$described" sound
+manifest "$described,$described" twice
+manifest "${described/model.bpk/../outside}" outside
+manifest "${described/model.bpk//etc/passwd}" absolute
+manifest "${described/:7/:18446744073709551615}" size
+
+cat > corpus/state/sound.json <<'JSON'
+{"version":1,"state":{"step":12,"epoch":1,"sampler":{"epoch":1,"images":96,"seed":7,"dataset_len":1498,"world_size":2,
+"batch_size":8,"accumulate":1},"scaler":null,"seed":7,"world_size":2,"metric":0.30000000000000004,
+"config":{"model":"resnet18","lr":1e-3},"history":[1.5,-2e300,"\u0000"],"extra":{"a \" 1.5 \\":["\\",null,true]}}}
+JSON
+printf %s '{"version":18446744073709551615,"state":{}}' > corpus/state/version.json
+printf %s '{"version":1,"state":{"metric":1e999,"step":-1}}' > corpus/state/numbers.json
+printf '%.0s[' {1..500} > corpus/state/nesting.json

@@ -29,8 +29,8 @@ use crate::sync_batch_norm;
 ///
 /// The model may have its parts on several devices, such as a large embedding in host memory and the rest on a GPU: each
 /// gradient is reduced through host memory and returns to its parameter's device. The model's `forward` moves what
-/// passes between them; `Tensor::to_device` is differentiable. Ranks may place their parts differently. (PyTorch:
-/// `device_ids=None`.)
+/// passes between them; `Tensor::to_device` is differentiable. Ranks may place their parts differently. The example
+/// `hybrid` of `burn-nccl-models` is such a model. (PyTorch: `device_ids=None`.)
 ///
 /// Source: `torch.nn.parallel.DistributedDataParallel`; S. Li et al., "PyTorch Distributed: Experiences on
 /// Accelerating Data Parallel Training", VLDB 2020.

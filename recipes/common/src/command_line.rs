@@ -132,7 +132,11 @@ fn refused(error: clap::Error) -> RecipeError {
         return RecipeError::usage(NOT_UNDERSTOOD, cause, format!("use {}", values.join(", ")));
     }
     let text = error.to_string();
-    let cause = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default().trim_start_matches("error: ");
+    // Where the first line announces a list, the list says what is meant.
+    let list = lines.map(str::trim).take_while(|line| first.ends_with(':') && !line.is_empty());
+    let cause = std::iter::once(first).chain(list).collect::<Vec<_>>().join(" ");
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: "));
     RecipeError::usage(NOT_UNDERSTOOD, cause, tip.unwrap_or(SEE_HELP))
 }

@@ -110,7 +110,14 @@ fn list(folder: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let (kind, name) = (entry.file_type()?, entry.file_name());
-        let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) else { continue };
+        if name.as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        // Left out, it would be missing from the manifest without a word.
+        let name = name.to_str().ok_or_else(|| {
+            let why = format!("the name of {} is not UTF-8", entry.path().display());
+            std::io::Error::new(std::io::ErrorKind::InvalidData, why)
+        })?;
         let name = format!("{prefix}{name}");
         if kind.is_dir() {
             list(&entry.path(), &format!("{name}/"), names)?;

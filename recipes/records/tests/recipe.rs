@@ -304,6 +304,7 @@ fn options_that_cannot_be_meant_are_refused_before_anything_is_written() {
         ("--to pth", "not one of its values"),
         ("--to torch --classes 10", "--model"),
         ("--to torch --model vgg16", "unknown model `vgg16`"),
+        ("--to torch --model resnet18 --stem cifar --classes 99999999999", "num_classes"),
     ] {
         let [_, cause, _] = refused(options);
         assert!(cause.contains(text), "{options}: {cause}");
@@ -367,6 +368,10 @@ fn the_settings_of_a_run_tell_the_network_of_its_weights() {
     let weight = |file: &str| data(folder.path().join(file), "fc.weight");
     assert_eq!(&weight("a.safetensors").shape()[..], [3, 512]);
     assert_eq!(weight("a.safetensors"), weight("b.safetensors"));
+    // What is not the network is copied all the same.
+    save_tensors(vec![tensor("momentum", &[2], None)], run.join("other.bpk"), &SaveOptions::default())
+        .unwrap();
+    succeeds(folder.path(), "convert run/other.bpk other.safetensors");
 }
 
 const MAKE: &str = "
@@ -451,6 +456,8 @@ fn without_a_command_the_commands_are_listed() {
         ["show", "manifest", "verify", "convert", "lfs"].iter().all(|command| stderr.contains(command)),
         "{stderr}"
     );
+    let [_, cause, _] = refuses(Path::new("."), "show", 2);
+    assert_eq!(cause, "the following required arguments were not provided: <PATH>");
     let [_, cause, remedy] = refuses(Path::new("."), "shwo x", 2);
     assert!(cause.contains("shwo") && remedy.contains("show"), "{cause} {remedy}");
 }

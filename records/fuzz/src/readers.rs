@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use burn_nccl_records::checkpoint::Checkpoint;
 use burn_nccl_records::{Manifest, OpenOptions, Source};
 
 /// What a file may expand to here: small, so that an attack on memory is one on time as well, which shows.
@@ -14,13 +15,14 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 pub type Reader = fn(bytes: &[u8], folder: &Path);
 
 /// Each by the name of its corpus.
-pub const READERS: [(&str, Reader); 7] = [
+pub const READERS: [(&str, Reader); 8] = [
     ("burnpack", weights),
     ("index", index),
     ("manifest", manifest),
     ("pickle", pickle),
     ("pytorch", weights),
     ("safetensors", weights),
+    ("state", state),
     ("zstd", zstd),
 ];
 
@@ -69,6 +71,23 @@ pub fn manifest(bytes: &[u8], folder: &Path) {
         let _ = manifest.verify(folder).to_string();
     }
     read_all(folder);
+}
+
+/// The state of a training, in a checkpoint whose manifest fits it.
+pub fn state(bytes: &[u8], folder: &Path) {
+    const FILES: [&str; 3] = ["model.bpk", "optimizer.bpk", "state.json"];
+    let contents: [&[u8]; 3] = [b"weights", b"momentum", bytes];
+    for (name, contents) in FILES.iter().zip(contents) {
+        fs::write(folder.join(name), contents).expect("the folder can be written");
+    }
+    let manifest = Manifest::describe(folder, &FILES).expect("the files are there");
+    // Not by the manifest itself, which waits for the disk.
+    let manifest = serde_json::to_vec(&manifest).expect("a manifest is JSON");
+    fs::write(folder.join(Manifest::FILE_NAME), manifest).expect("the folder can be written");
+    match Checkpoint::open(folder) {
+        Ok(checkpoint) => drop(format!("{:?}", checkpoint.state())),
+        Err(error) => drop(error.to_string()),
+    }
 }
 
 fn read_all(path: &Path) {

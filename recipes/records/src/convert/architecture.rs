@@ -1,6 +1,6 @@
 //! Which network a file of weights belongs to: what translates between PyTorch's names and Burn's.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use burn_nccl_models::{Depth, NormConfig, ResNetConfig, Stem};
@@ -31,27 +31,35 @@ pub(crate) struct NetworkOptions {
     stem: Option<Stem>,
 }
 
-/// The network of `source`, opened from `path`: as the options say, else as the file says, else as the run folder that it
-/// lies in says.
+/// The network of `source`, opened from `path`: as the options say, else as the file says, else, where names must be
+/// translated, as the run folder says that it lies in. (Not everything in there is a network: a copy asks for none.)
 ///
 /// # Errors
 /// For a description that cannot be used. None at all is no error.
-pub(crate) fn find(options: &NetworkOptions, source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
-    if let Some(depth) = options.model {
-        let stem = options.stem.or_else(|| stem(source));
-        let classes = options.classes.or_else(|| classes(source));
-        return config(depth, classes, stem).map(Some).map_err(|missing| {
-            RecipeError::usage(
-                format!("cannot build {depth} for {}", path.display()),
-                format!("it has no tensor `{missing}`, which would tell its size"),
-                "check --model, or give --classes and --stem",
-            )
-        });
+pub(crate) fn find(
+    options: &NetworkOptions,
+    source: &Source,
+    path: &Path,
+    translates: bool,
+) -> Result<Option<ResNetConfig>> {
+    match options.model {
+        Some(depth) => given(options, depth, source, path).map(Some),
+        None => Ok(described(source, path)?.or_else(|| translates.then(|| of_run(source, path)).flatten())),
     }
-    match described(source, path)? {
-        Some(config) => Ok(Some(config)),
-        None => of_run(source, path),
-    }
+}
+
+/// The network that the options describe, with sizes from the file where they give none.
+fn given(options: &NetworkOptions, depth: Depth, source: &Source, path: &Path) -> Result<ResNetConfig> {
+    let refused = |why, remedy: &str| {
+        RecipeError::usage(format!("cannot build {depth} for {}", path.display()), why, remedy)
+    };
+    let stem = options.stem.or_else(|| stem(source));
+    let config = config(depth, options.classes.or_else(|| classes(source)), stem).map_err(|missing| {
+        let why = format!("it has no tensor `{missing}`, which would tell its size");
+        refused(why, "check --model, or give --classes and --stem")
+    })?;
+    config.check().map_err(|why| refused(why, "check --classes"))?;
+    Ok(config)
 }
 
 /// `options` that make the new file describe the network.
@@ -80,18 +88,13 @@ fn described(source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
     }
 }
 
-/// The network of the run that wrote the file: of the nearest folder above it, two steps at most, with a run's
-/// `config.json`.
-fn of_run(source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
+/// The network of the run that wrote the file: a checkpoint's weights lie three folders below the settings.
+fn of_run(source: &Source, path: &Path) -> Option<ResNetConfig> {
     let file = path.canonicalize().unwrap_or_else(|_| path.into());
-    for folder in file.ancestors().take(4).map(PathBuf::from) {
-        let Ok(text) = std::fs::read_to_string(folder.join(RUN_CONFIG)) else { continue };
-        let Ok(run) = serde_json::from_str::<Value>(&text) else { continue };
-        if let Some(config) = run_config(&run, classes(source)) {
-            return Ok(Some(config));
-        }
-    }
-    Ok(None)
+    file.ancestors().take(4).find_map(|folder| {
+        let text = std::fs::read_to_string(folder.join(RUN_CONFIG)).ok()?;
+        run_config(&serde_json::from_str(&text).ok()?, classes(source))
+    })
 }
 
 /// The network that a run's settings describe, if they are a run's. They leave the number of classes to the data.

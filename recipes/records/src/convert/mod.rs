@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use burn_nccl_models::{ResNet, ResNetConfig};
 use burn_nccl_records::{
-    Architecture, Error, LoadOptions, NameStyle, Names, SaveOptions, SaveReport, Source, StoredDType,
+    Architecture, Error, Format, LoadOptions, NameStyle, Names, SaveOptions, SaveReport, Source, StoredDType,
     load_source, save_model, save_tensors,
 };
 use clap::Args;
@@ -38,10 +38,12 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let target = options.target.resolve(&options.to)?;
     let source = open(&options.input)?;
-    let config = architecture::find(&options.architecture, &source, &options.input.path)?;
+    let found = names::of(&source);
+    let translates = names::wanted(target, found) != found;
+    let config = architecture::find(&options.architecture, &source, &options.input.path, translates)?;
     // Also where names stay: the network checks what a copy would only hand on.
     let network = config.as_ref().map(|config| load(options, &source, config)).transpose()?;
-    let found = network.as_ref().map_or_else(|| names::of(&source), |(_, names)| *names);
+    let found = network.as_ref().map_or(found, |(_, names)| *names);
     let wanted = names::wanted(target, found);
     let save_options = with_metadata(options.target.save_options(target, wanted), &source);
     let report = match (&config, &network) {
@@ -87,10 +89,12 @@ fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<(Re
 
 /// `options` with the text of the old file, except what says how that one was written.
 fn with_metadata(options: SaveOptions, source: &Source) -> SaveOptions {
+    let of_file = ["format", "producer", names::NAMES_KEY];
+    // What a PyTorch file has there is the key of the dictionary that was taken.
     let kept = source
         .metadata()
         .iter()
-        .filter(|(key, _)| !["format", "key", "producer", names::NAMES_KEY].contains(&key.as_str()));
+        .filter(|(key, _)| source.format() != Format::Pytorch && !of_file.contains(&key.as_str()));
     kept.fold(options, |options, (key, value)| options.with_metadata(key, value))
 }
 

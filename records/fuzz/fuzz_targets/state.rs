@@ -1,0 +1,3 @@
+#![no_main]
+
+burn_nccl_records_fuzz::target!(state);
