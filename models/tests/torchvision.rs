@@ -4,6 +4,8 @@
 //! the mapping of keys is tested on the way.
 
 use std::collections::BTreeMap;
+#[cfg(feature = "flex")]
+use std::io::Write;
 use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -17,6 +19,14 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 const CLASSES: usize = 10;
+#[cfg(feature = "flex")]
+const NO_PYTHON: &str = "set BURN_NCCL_PYTHON to a Python with torchvision and safetensors";
+
+/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
+#[cfg(feature = "flex")]
+fn skip(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}
 
 #[derive(Deserialize)]
 struct Reference {
@@ -235,7 +245,7 @@ print(len(theirs))
 #[test]
 fn torchvision_loads_a_saved_network_strictly_and_finds_every_value() {
     let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
-        println!("skipped: set BURN_NCCL_PYTHON to a Python with torchvision and safetensors");
+        skip("torchvision_loads_a_saved_network_strictly_and_finds_every_value", NO_PYTHON);
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -281,7 +291,7 @@ torch.save({"epoch": 90, "arch": name, "state_dict": wrapped, "best_acc1": torch
 #[test]
 fn every_file_of_torchvisions_networks_loads_to_every_value_of_theirs() {
     let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
-        println!("skipped: set BURN_NCCL_PYTHON to a Python with torchvision and safetensors");
+        skip("every_file_of_torchvisions_networks_loads_to_every_value_of_theirs", NO_PYTHON);
         return;
     };
     for (depth, tensors) in [(Depth::ResNet18, 102), (Depth::ResNet50, 267)] {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -13,6 +14,11 @@ use burn_nccl_records::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
+fn skip(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}
 
 fn recipe<A: AsRef<OsStr>>(folder: &Path, args: &[A]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_recipe-records")).args(args).current_dir(folder).output().unwrap()
@@ -400,8 +406,9 @@ print('equal')
 #[test]
 fn a_checkpoint_of_pytorch_comes_back_into_torchvision_bit_for_bit() {
     let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
-        println!(
-            "skipped: a conversion back into torchvision: set BURN_NCCL_PYTHON to a Python with torchvision"
+        skip(
+            "a_checkpoint_of_pytorch_comes_back_into_torchvision_bit_for_bit",
+            "set BURN_NCCL_PYTHON to a Python with torchvision",
         );
         return;
     };
@@ -438,7 +445,7 @@ fn lfs_tracks_weights_and_leaves_the_users_lines() {
 
     let git = |args: &[&str]| Command::new("git").args(args).current_dir(path).output();
     match git(&["init", "--quiet"]) {
-        Err(_) => println!("skipped: what Git makes of the attributes: install git"),
+        Err(_) => skip("what_git_makes_of_the_attributes", "install git"),
         Ok(_) => {
             let output = git(&["check-attr", "filter", "a/model.bpk", "manifest.json"]).unwrap();
             let found = String::from_utf8_lossy(&output.stdout).into_owned();

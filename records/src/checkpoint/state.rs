@@ -4,7 +4,6 @@ use burn_nccl::amp::GradScalerState;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-
 /// The version of `state.json` that this crate writes; it reads this one and the older.
 const VERSION: u64 = 1;
 

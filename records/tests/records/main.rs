@@ -15,3 +15,10 @@ mod manifest;
 mod saving;
 mod saving_faults;
 mod saving_python;
+
+use std::io::Write;
+
+/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
+fn skip(test: &str, reason: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}

@@ -270,7 +270,7 @@ fn on_mounted(mount: &str, test: &str, folder: &Path) -> Option<std::process::Ou
         command
     };
     if !shell(mount).output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: {test}: this system lets no user mount");
+        crate::skip(test, "this system lets no user mount");
         return None;
     }
     let inner = child(test, folder);

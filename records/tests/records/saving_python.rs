@@ -13,7 +13,7 @@ use crate::saving::{net, quick};
 /// What a Python program prints, as JSON; none without `$BURN_NCCL_PYTHON`.
 fn python(test: &str, program: &str, argument: &Path) -> Option<Value> {
     let Some(python) = std::env::var_os("BURN_NCCL_PYTHON") else {
-        println!("skipped: {test}: set BURN_NCCL_PYTHON to a Python with torch and safetensors");
+        crate::skip(test, "set BURN_NCCL_PYTHON to a Python with torch and safetensors");
         return None;
     };
     let output = Command::new(python).arg("-c").arg(program).arg(argument).output().unwrap();
