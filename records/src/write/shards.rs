@@ -76,7 +76,7 @@ pub(crate) fn save(
     }
     let index = serde_json::to_vec_pretty(&index).expect("strings and numbers are JSON");
     report.bytes += index.len() as u64;
-    atomic::write(&index_path, &index, options.durable, options.overwrite)?;
+    atomic::write_file(&index_path, &index, options.durable, options.overwrite)?;
     report.files.push(index_path);
     remove_old(folder, &old, &names);
     Ok(report)
