@@ -5,12 +5,16 @@ use std::path::Path;
 use burn::optim::ModuleOptimizer;
 use burn_nccl::ProcessGroup;
 use burn_nccl_models::ResNet;
-use burn_nccl_records::checkpoint::{Best, CheckpointConfig, Checkpointer, OnFailure, TrainingState};
+use burn_nccl_records::Error as RecordsError;
+use burn_nccl_records::checkpoint::{
+    Best, CheckpointConfig, CheckpointFailure as FolderFailure, Checkpointer, OnFailure, TrainingState,
+};
 
 use crate::config::CheckpointPlan;
 use crate::error::{RecipeError, Result};
 use crate::options::CheckpointFailure;
 use crate::resume::CHECKPOINT_FOLDER;
+use crate::warning::warn_once;
 
 /// The checkpoints of a run, on one of its ranks.
 pub(crate) struct Checkpoints {
@@ -18,11 +22,13 @@ pub(crate) struct Checkpoints {
     /// From the first checkpoint on.
     checkpointer: Option<Checkpointer>,
     longest_pause: Option<f64>,
+    /// Whether the folder could not be used, in a run that goes on without.
+    is_given_up: bool,
 }
 
 impl Checkpoints {
     pub(crate) fn new(plan: CheckpointPlan) -> Self {
-        Self { plan, checkpointer: None, longest_pause: None }
+        Self { plan, checkpointer: None, longest_pause: None, is_given_up: false }
     }
 
     /// Whether there is to be a checkpoint after `steps` steps; `epoch` is the one, counted from 1, that they end.
@@ -37,24 +43,40 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Where another run writes there, or the folder cannot be made.
-    pub(crate) fn open(&mut self, run: &Path, group: Option<&ProcessGroup>) -> Result<&mut Checkpointer> {
-        let checkpointer = match self.checkpointer.take() {
-            Some(open) => open,
-            None => {
-                let config = CheckpointConfig {
-                    keep_last: self.plan.keep_last,
-                    keep_best: self.plan.keep_best,
-                    best: Best::Highest,
-                    on_failure: match self.plan.on_checkpoint_failure {
-                        CheckpointFailure::Stop => OnFailure::Stop,
-                        CheckpointFailure::Continue => OnFailure::Continue,
-                    },
-                    ..Default::default()
-                };
-                Checkpointer::open(run.join(CHECKPOINT_FOLDER), config, group).map_err(refused)?
+    /// None where there are to be no checkpoints, because the folder cannot be used and a run is to go on all the same.
+    pub(crate) fn open(
+        &mut self,
+        run: &Path,
+        group: Option<&ProcessGroup>,
+    ) -> Result<Option<&mut Checkpointer>> {
+        if self.is_given_up {
+            return Ok(None);
+        }
+        if self.checkpointer.is_none() {
+            let goes_on = self.plan.on_checkpoint_failure == CheckpointFailure::Continue;
+            let config = CheckpointConfig {
+                keep_last: self.plan.keep_last,
+                keep_best: self.plan.keep_best,
+                best: Best::Highest,
+                on_failure: if goes_on { OnFailure::Continue } else { OnFailure::Stop },
+                ..Default::default()
+            };
+            match Checkpointer::open(run.join(CHECKPOINT_FOLDER), config, group) {
+                Ok(open) => self.checkpointer = Some(open),
+                // All ranks have the same error. With another job in the folder it is not a matter of checkpoints.
+                Err(RecordsError::CheckpointFolder { failure, folder })
+                    if goes_on && failure != FolderFailure::InUse =>
+                {
+                    warn_once(&format!(
+                        "there will be no checkpoints in {}: {failure}; training goes on",
+                        folder.display()
+                    ));
+                    self.is_given_up = true;
+                }
+                Err(error) => return Err(refused(error)),
             }
-        };
-        Ok(self.checkpointer.insert(checkpointer))
+        }
+        Ok(self.checkpointer.as_mut())
     }
 
     /// Writes a checkpoint while training goes on. All ranks call it together.
@@ -69,7 +91,7 @@ impl Checkpoints {
         run: &Path,
         group: Option<&ProcessGroup>,
     ) -> Result<()> {
-        let checkpointer = self.open(run, group)?;
+        let Some(checkpointer) = self.open(run, group)? else { return Ok(()) };
         checkpointer.save(model, optimizer, state).map_err(refused)?;
         let pause = checkpointer.pause_seconds();
         self.longest_pause = Some(self.longest_pause.map_or(pause, |longest| longest.max(pause)));
@@ -90,7 +112,7 @@ impl Checkpoints {
     }
 }
 
-fn refused(error: burn_nccl_records::Error) -> RecipeError {
+fn refused(error: RecordsError) -> RecipeError {
     RecipeError::records("cannot write a checkpoint", error)
 }
 

@@ -8,8 +8,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind as ClapError};
 use clap::{ArgAction, ArgMatches, Command, Parser};
 use serde_json::{Map, Value};
 
+use crate::config::RunConfig;
 use crate::error::{RecipeError, Result, split_remedy};
-use crate::resume::{ResumeChoice, locate};
+use crate::resume::{ResumeChoice, locate, open_checkpoint};
 
 const NOT_UNDERSTOOD: &str = "the options were not understood";
 const SEE_HELP: &str = "run with --help for all options";
@@ -21,7 +22,7 @@ const SEE_HELP: &str = "run with --help for all options";
 /// every recipe's own options too. A recipe without `--config` takes no file.
 ///
 /// A run that `--resume` continues has the options of the checkpoint's run under all others; then `--resume` is the
-/// folder of that one checkpoint, or `none`.
+/// folder of that one checkpoint, or `anew`.
 ///
 /// `--help` and `--version` are printed and end the process.
 ///
@@ -37,15 +38,22 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
         matches = matched(&command, &args, &file)?;
     }
     let resume = matches.try_get_one::<ResumeChoice>("resume").ok().flatten();
-    if let Some(resume) = resume.filter(|resume| **resume != ResumeChoice::None) {
+    if let Some(resume) =
+        resume.filter(|resume| matches!(resume, ResumeChoice::Auto | ResumeChoice::Folder(_)))
+    {
         let out = matches.get_one::<PathBuf>("out").map(PathBuf::as_path);
         let recipe = command.get_name().trim_start_matches("recipe-");
         let found = locate(resume, out, recipe)?;
-        if let Some(checkpoint) = &found {
-            args.splice(start..start, saved_options(checkpoint, &command)?);
-        }
+        let checkpoint = found.as_deref().map(open_checkpoint).transpose()?;
+        let resolved = match &checkpoint {
+            Some(checkpoint) => {
+                args.splice(start..start, saved_options(checkpoint, &command));
+                ResumeChoice::Folder(checkpoint.path().into())
+            }
+            None => ResumeChoice::Anew,
+        };
         // The last of several counts.
-        args.extend(["--resume".into(), found.clone().map_or_else(|| "none".into(), OsString::from)]);
+        args.extend(["--resume".into(), resolved.argument()]);
         matches = matched(&command, &args, &found.unwrap_or_default())?;
     }
     P::from_arg_matches(&matches).map_err(refused)
@@ -61,13 +69,10 @@ fn matched(command: &Command, args: &[OsString], file: &Path) -> Result<ArgMatch
 
 /// The options of the run that wrote a checkpoint, as arguments. Another recipe may have written it, so that what this
 /// one has no option for is left out.
-fn saved_options(checkpoint: &Path, command: &Command) -> Result<Vec<OsString>> {
-    let checkpoint = Checkpoint::open(checkpoint).map_err(|error| {
-        let what = format!("cannot resume from {}", checkpoint.display());
-        RecipeError::records(what, error)
-    })?;
+fn saved_options(checkpoint: &Checkpoint, command: &Command) -> Vec<OsString> {
     let keys = checkpoint.state().config.as_object().into_iter().flatten();
-    Ok(keys.filter_map(|(key, value)| argument(key, value, command).ok().flatten()).collect())
+    let keys = keys.filter(|(key, _)| RunConfig::KEYS.contains(&key.as_str()));
+    keys.filter_map(|(key, value)| argument(key, value, command).ok().flatten()).collect()
 }
 
 /// A configuration file as arguments.

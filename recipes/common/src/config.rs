@@ -131,6 +131,43 @@ pub struct JobOptions<'a> {
 }
 
 impl RunConfig {
+    /// The keys of `config.json` that a resumed run takes from its checkpoint. A checkpoint may come from anywhere, so it
+    /// must not set where things are written or who is listened to.
+    pub(crate) const KEYS: [&str; 32] = [
+        "data",
+        "model",
+        "image-size",
+        "stem",
+        "epochs",
+        "max-steps",
+        "batch-size",
+        "accumulate",
+        "lr",
+        "weight-decay",
+        "label-smoothing",
+        "warmup-epochs",
+        "device",
+        "seed",
+        "workers",
+        "weights",
+        "checkpoint-epochs",
+        "checkpoint-steps",
+        "keep-last",
+        "keep-best",
+        "on-checkpoint-failure",
+        "nproc-per-node",
+        "norm",
+        "bucket-mb",
+        "wire",
+        "timeout-seconds",
+        "no-overlap",
+        "precision",
+        "full-precision",
+        "init-scale",
+        "growth-interval",
+        "clip-grad-norm",
+    ];
+
     /// Fills in the defaults that depend on other options.
     pub fn new(job: JobOptions<'_>) -> Self {
         let options = job.train;
@@ -311,6 +348,15 @@ pub(crate) mod tests {
         let again = config(&["--config", file.to_str().unwrap()]);
         assert_eq!(serde_json::to_string(&again).unwrap(), first);
         assert!(first.contains(r#""data":"cifar100:/a b""#), "{first}");
+    }
+
+    #[test]
+    fn the_keys_of_a_checkpoint_are_those_that_are_written() {
+        let written = serde_json::to_value(config(&[])).unwrap();
+        let mut written: Vec<&String> = written.as_object().unwrap().keys().collect();
+        let mut keys = RunConfig::KEYS;
+        (written.sort(), keys.sort());
+        assert_eq!(written, keys);
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn check(recipe: &str, job: JobOptions<'_>, ranks: usize) -> Result<Option<Resum
     let mut config = RunConfig::new(job);
     progress::check(job.train.progress)?;
     let resume = resume::open(recipe, job.train)?;
-    resume::check_out(job.train.out.as_deref(), resume.as_ref())?;
+    resume::check_out(job.train, resume.as_ref())?;
     let images = Images::open(&config)?;
     if let Some(resume) = &resume {
         resume.adapt(&mut config, images.train_len(), ranks)?;
@@ -93,7 +93,7 @@ fn launch_config(
     // The default name has the time in it, which would differ between the ranks.
     config.args.extend(["--out".into(), out.clone().into()]);
     // All ranks resume from what was found here, though a newer checkpoint may appear.
-    config.args.extend(["--resume".into(), options.resume.to_string().into()]);
+    config.args.extend(["--resume".into(), options.resume.argument()]);
     config.master_addr = distributed.master_addr.clone();
     config.master_port = distributed.master_port;
     config.rank_zero_output = match options.progress {
@@ -131,7 +131,7 @@ fn run_rank(
     let resume = resume::open(recipe, options)?;
     if rank == 0 {
         progress::check(options.progress)?;
-        resume::check_out(options.out.as_deref(), resume.as_ref())?;
+        resume::check_out(options, resume.as_ref())?;
     }
     let device = config.device.select(environment.local_rank, environment.local_world_size)?;
     let images = Images::open(&config)?;
@@ -164,7 +164,9 @@ fn run_rank(
         None if rank != 0 && resume.is_none() => PathBuf::new(),
         out => resume::run_folder(recipe, out.as_deref(), resume.as_ref())?,
     };
-    Run { recipe, config, device, train, test, parallel, out, progress, started, resume }.train(model)?;
+    let continues = decided(resume::continues(&out, options, resume.as_ref()), &group)?;
+    Run { recipe, config, device, train, test, parallel, out, progress, started, resume, continues }
+        .train(model)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -175,6 +177,14 @@ fn smallest(batch_size: usize, group: &ProcessGroup) -> Result<usize> {
         .all_reduce(bytemuck::bytes_of_mut(&mut smallest), DType::I64, ReduceOp::Min)
         .map_err(|error| RecipeError::group("the ranks did not agree on a batch size", error))?;
     Ok(smallest as usize)
+}
+
+/// What rank 0 has found, on all ranks: each may see another folder, and they must do the same.
+fn decided(own: bool, group: &ProcessGroup) -> Result<bool> {
+    let all = group
+        .all_gather_bytes(&[u8::from(own)])
+        .map_err(|error| RecipeError::group("the ranks did not agree on the run folder", error))?;
+    Ok(all.first().and_then(|rank_0| rank_0.first()) == Some(&1))
 }
 
 /// Refuses ranks that were started with other options. Most would train on without an error, and diverge.
@@ -193,15 +203,19 @@ fn agree(config: &RunConfig, resume: Option<&Resume>, group: &ProcessGroup) -> R
         Some((rank, text)) => Err(RecipeError::failure(
             what,
             format!("rank {rank} was started with other options than rank 0: {text}"),
-            "start all ranks with the same command line",
+            if text.starts_with("--resume") {
+                "keep the run folder where all ranks see the same files"
+            } else {
+                "start all ranks with the same command line"
+            },
         )),
     }
 }
 
 /// The first option that differs between two configurations and matters to training.
 fn difference(first: &[u8], other: &[u8]) -> Option<String> {
-    // Ranks may run on other machines, with other paths and numbers of processors.
-    const MAY_DIFFER: [&str; 4] = ["device", "workers", "data", "nproc-per-node"];
+    // Ranks may run on other machines, with other paths and numbers of processors. The weights are rank 0's.
+    const MAY_DIFFER: [&str; 5] = ["device", "workers", "data", "nproc-per-node", "weights"];
     let read = |bytes: &[u8]| serde_json::from_slice::<Map<String, Value>>(bytes).unwrap_or_default();
     let (first, other) = (read(first), read(other));
     let keys = first.keys().chain(other.keys()).filter(|key| !MAY_DIFFER.contains(&key.as_str()));

@@ -7,7 +7,7 @@ use burn_nccl::ddp::WireFormat;
 use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, NormConfig, Stem};
-use clap::builder::NonEmptyStringValueParser;
+use clap::builder::{NonEmptyStringValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use crate::device::DeviceChoice;
@@ -91,7 +91,7 @@ pub struct TrainOptions {
 
     /// Go on from a checkpoint, with the options of its run unless others are given: auto (the newest of --out, or of
     /// the recipe's runs; a new run where there is none), the folder of a run or of a checkpoint, or none
-    #[arg(long, value_name = "DIR|auto", default_value_t)]
+    #[arg(long, value_name = "DIR|auto", default_value_t, value_parser = OsStringValueParser::new().map(ResumeChoice::from))]
     pub resume: ResumeChoice,
 
     /// How checkpoints are kept.

@@ -14,6 +14,7 @@ use crate::tensorboard::EventFile;
 
 const CONFIG: &str = "config.json";
 const METRICS: &str = "metrics.jsonl";
+const SUMMARY: &str = "summary.json";
 
 /// Every file of a run but the logs and checkpoints.
 #[derive(Debug)]
@@ -33,8 +34,6 @@ pub struct Resumed {
     pub curves: Curves,
     /// The run's folder, where there is one.
     pub run: Option<PathBuf>,
-    /// Whether it goes on in that folder.
-    pub continues: bool,
 }
 
 impl Recorder {
@@ -54,8 +53,10 @@ impl Recorder {
     /// # Errors
     /// Where a file cannot be read or written.
     pub fn resume(folder: RunFolder, config: &RunConfig, resumed: Resumed) -> Result<Self> {
-        let Resumed { step, curves, run, .. } = resumed;
+        let Resumed { step, curves, run } = resumed;
         let from = run.as_deref().unwrap_or(folder.path()).join(METRICS);
+        // It says that the run is complete, which it is no longer.
+        folder.remove(SUMMARY)?;
         folder.write_json(CONFIG, config)?;
         let metrics = MetricsFile::resume(&folder, METRICS, &from, step)?;
         let mut events = EventFile::create(folder.path())?;
@@ -115,7 +116,7 @@ impl Recorder {
         save_model(config, model, &weights, &SaveOptions::default())
             .map_err(|error| RecipeError::records(format!("cannot write {}", weights.display()), error))?;
         self.folder.write("loss.svg", self.curves.svg(title)?.as_bytes())?;
-        self.folder.write_json("summary.json", summary)
+        self.folder.write_json(SUMMARY, summary)
     }
 
     /// The run's folder.

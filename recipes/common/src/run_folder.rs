@@ -1,18 +1,17 @@
 //! The folder that a run leaves behind.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use burn_nccl_records::write_file;
 use serde::Serialize;
 
 use crate::error::{RecipeError, Result};
 
 /// The one thing that may be in the folder before the run: what the ranks print.
 pub const LOG_FOLDER: &str = "logs";
-/// The ending of a file that is being written. What a crash leaves of one does not count as a run.
-const UNFINISHED: &str = ".unfinished";
 
 /// A run's folder. Files appear in it complete or not at all.
 #[derive(Clone, Debug)]
@@ -54,8 +53,10 @@ impl RunFolder {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(RecipeError::file("use the run folder", path, error)),
         };
+        // What a crash leaves of a file that was being written is no run.
+        let is_unfinished = |name: &str| name.starts_with('.') && name.ends_with(".tmp");
         let is_run =
-            |name: &std::ffi::OsString| name != LOG_FOLDER && !name.to_string_lossy().ends_with(UNFINISHED);
+            |name: &std::ffi::OsString| name != LOG_FOLDER && !is_unfinished(&name.to_string_lossy());
         let found = entries.flatten().map(|entry| entry.file_name()).find(is_run);
         found.map_or(Ok(()), |found| {
             Err(RecipeError::usage(
@@ -91,6 +92,19 @@ impl RunFolder {
         self.path.join(name)
     }
 
+    /// Removes a file, where there is one.
+    ///
+    /// # Errors
+    /// Where it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        match fs::remove_file(self.file(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(RecipeError::file("remove", &self.file(name), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Writes a value as indented JSON.
     ///
     /// # Errors
@@ -101,23 +115,14 @@ impl RunFolder {
         self.write(name, format!("{text}\n").as_bytes())
     }
 
-    /// Writes a file under another name and renames it, so that a reader never sees half of it.
+    /// Writes a file, which appears whole or not at all.
     ///
     /// # Errors
     /// Where the file cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let (path, unfinished) = (self.file(name), self.file(&format!(".{name}{UNFINISHED}")));
-        let publish = || {
-            let mut file = fs::File::create(&unfinished)?;
-            file.write_all(bytes)?;
-            // Without it a crash of the machine could leave the name with an empty file.
-            file.sync_all()?;
-            fs::rename(&unfinished, &path)
-        };
-        publish().map_err(|error| {
-            let _ = fs::remove_file(&unfinished);
-            RecipeError::file("write", &path, error)
-        })
+        let path = self.file(name);
+        let what = || format!("cannot write {}", path.display());
+        write_file(&path, bytes, true, true).map_err(|error| RecipeError::records(what(), error))
     }
 }
 

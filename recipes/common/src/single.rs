@@ -25,7 +25,7 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     }
     progress::check(options.progress)?;
     let resume = resume::open(recipe, options)?;
-    resume::check_out(options.out.as_deref(), resume.as_ref())?;
+    resume::check_out(options, resume.as_ref())?;
     let mut config = RunConfig::new(job);
     let device = config.device.select(0, 1)?;
     let images = Images::open(&config)?;
@@ -38,6 +38,8 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     let model = initial_model(&config, &images, &device, resume.as_ref())?;
     let (parallel, progress) = (Parallel::alone(), display(options.progress, 0));
     let out = resume::run_folder(recipe, options.out.as_deref(), resume.as_ref())?;
-    Run { recipe, config, device, train, test, parallel, out, progress, started, resume }.train(model)?;
+    let continues = resume::continues(&out, options, resume.as_ref());
+    Run { recipe, config, device, train, test, parallel, out, progress, started, resume, continues }
+        .train(model)?;
     Ok(ExitCode::SUCCESS)
 }

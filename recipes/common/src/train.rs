@@ -40,6 +40,8 @@ pub struct Run {
     pub started: Instant,
     /// The checkpoint that it goes on from.
     pub resume: Option<Resume>,
+    /// Whether `out` holds an interrupted run, which this one goes on with or takes the place of. The same on all ranks.
+    pub continues: bool,
 }
 
 /// A model with the weights of the checkpoint, those of `--weights`, or those that the seed draws: the same on every
@@ -87,11 +89,11 @@ impl Run {
         }
         // A run that is resumed at its end has nothing left to train.
         let evaluation = evaluation.map_or_else(|| trainer.test(epochs, &model), Ok)?;
+        let is_recorder = trainer.run.parallel.rank() == 0;
+        // The results first: they need no checkpoint.
+        let summary = is_recorder.then(|| trainer.finish(model, evaluation)).transpose()?;
         trainer.finish_checkpoints()?;
-        if trainer.run.parallel.rank() != 0 {
-            return Ok(None);
-        }
-        trainer.finish(model, evaluation).map(Some)
+        Ok(summary)
     }
 
     /// Trains until the run is over and keeps nothing.

@@ -215,4 +215,11 @@ fn a_scale_that_has_grown_is_gone_on_with() {
     assert_eq!(branch.summary()["parameters_sha256"], whole.summary()["parameters_sha256"]);
     let scales: Vec<f64> = branch.steps().iter().map(|step| step["loss_scale"].as_f64().unwrap()).collect();
     assert_eq!(scales, [1024.0, 1024.0, 2048.0, 2048.0, 4096.0, 4096.0]);
+
+    // When it grows is an option, which counts more than what the checkpoint says.
+    let checkpoint = whole.out.join("checkpoints/step-3");
+    let slower = Place::new();
+    let output = slower.run(&["--resume", checkpoint.to_str().unwrap(), "--growth-interval", "100"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(slower.summary()["loss_scale_final"], 2048.0);
 }

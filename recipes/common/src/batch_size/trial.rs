@@ -48,8 +48,20 @@ pub(crate) fn run(
     };
     let progress = display(ProgressChoice::None, rank);
     let out = std::path::PathBuf::new();
-    Run { recipe: "trial", config, device, train, test, parallel, out, progress, started, resume: None }
-        .try_steps(model)?;
+    Run {
+        recipe: "trial",
+        config,
+        device,
+        train,
+        test,
+        parallel,
+        out,
+        progress,
+        started,
+        resume: None,
+        continues: false,
+    }
+    .try_steps(model)?;
     Ok(ExitCode::SUCCESS)
 }
 

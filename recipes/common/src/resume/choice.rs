@@ -1,9 +1,8 @@
 //! What `--resume` can be.
 
-use std::convert::Infallible;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Which checkpoint a run goes on from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,30 +10,38 @@ pub enum ResumeChoice {
     /// None: a new run.
     #[default]
     None,
-    /// The newest complete one of the run folder, or of the recipe's runs; a new run where there is none.
+    /// The newest complete one of the run folder, or of the recipe's runs; as [`Anew`](Self::Anew) where there is none.
     Auto,
+    /// None: a new run, which takes the place of one that was interrupted before its first checkpoint.
+    Anew,
     /// That of this folder: a checkpoint, or a run with checkpoints, of which it is the newest.
     Folder(PathBuf),
 }
 
-impl FromStr for ResumeChoice {
-    type Err = Infallible;
+/// The words that name no folder.
+const WORDS: [(&str, ResumeChoice); 3] =
+    [("none", ResumeChoice::None), ("auto", ResumeChoice::Auto), ("anew", ResumeChoice::Anew)];
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text {
-            "none" => Self::None,
-            "auto" => Self::Auto,
-            folder => Self::Folder(folder.into()),
-        })
+impl ResumeChoice {
+    /// The value on the command line.
+    pub fn argument(&self) -> OsString {
+        match (self, WORDS.iter().find(|(_, choice)| choice == self)) {
+            (_, Some((word, _))) => word.into(),
+            (Self::Folder(folder), None) => folder.into(),
+            (_, None) => OsString::new(),
+        }
+    }
+}
+
+impl From<OsString> for ResumeChoice {
+    fn from(text: OsString) -> Self {
+        let word = WORDS.into_iter().find(|(word, _)| text == OsStr::new(word));
+        word.map_or_else(|| Self::Folder(text.into()), |(_, choice)| choice)
     }
 }
 
 impl fmt::Display for ResumeChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Auto => f.write_str("auto"),
-            Self::Folder(folder) => folder.display().fmt(f),
-        }
+        self.argument().display().fmt(f)
     }
 }

@@ -11,16 +11,15 @@ use crate::warning::warn_once;
 
 /// Where a run keeps its checkpoints.
 pub(crate) const CHECKPOINT_FOLDER: &str = "checkpoints";
-/// The file by which the folder of one checkpoint is told from one with many.
-const STATE_FILE: &str = "state.json";
 
 /// The folder of the checkpoint to go on from; none for a new run.
 ///
 /// # Errors
-/// A usage error where a named folder has no complete checkpoint.
+/// A usage error where a run that is named has no complete checkpoint. What is wrong with a checkpoint that is named
+/// itself, only opening it tells.
 pub(crate) fn locate(choice: &ResumeChoice, out: Option<&Path>, recipe: &str) -> Result<Option<PathBuf>> {
     match choice {
-        ResumeChoice::None => Ok(None),
+        ResumeChoice::None | ResumeChoice::Anew => Ok(None),
         ResumeChoice::Folder(folder) => named(folder).map(Some),
         ResumeChoice::Auto => {
             let runs = out.map_or_else(|| newest_first(Path::new("runs"), recipe), |out| vec![out.into()]);
@@ -35,19 +34,17 @@ pub(crate) fn locate(choice: &ResumeChoice, out: Option<&Path>, recipe: &str) ->
     }
 }
 
-/// The checkpoint of a folder that the user names.
+/// The checkpoint of a run that the user names, or the checkpoint that is named.
 fn named(folder: &Path) -> Result<PathBuf> {
-    if folder.join(STATE_FILE).exists() {
+    let many = folder.join(CHECKPOINT_FOLDER);
+    if !many.is_dir() {
         return Ok(folder.into());
     }
-    let many = folder.join(CHECKPOINT_FOLDER);
-    let many = if many.is_dir() { many } else { folder.into() };
-    let found = if many.is_dir() { newest(&many)? } else { None };
-    found.ok_or_else(|| {
+    newest(&many)?.ok_or_else(|| {
         RecipeError::usage(
             format!("cannot resume from {}", folder.display()),
-            if many.is_dir() { "it holds no complete checkpoint" } else { "there is no such folder" },
-            "name a run's folder or one of its checkpoints, or use --resume auto",
+            "it holds no complete checkpoint",
+            "name another run or a checkpoint, or use --resume auto",
         )
     })
 }
@@ -65,22 +62,24 @@ fn newest(folder: &Path) -> Result<Option<PathBuf>> {
     Ok(newest)
 }
 
-/// The folders of a recipe's runs that have default names. The time is in the name, so that the order is that of time.
+/// The folders of a recipe's runs that have default names, which have the time in them.
 fn newest_first(runs: &Path, recipe: &str) -> Vec<PathBuf> {
-    let is_run = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let time = name.strip_prefix(recipe).and_then(|rest| rest.strip_prefix('-'));
-        time.is_some_and(|time| time.starts_with(|first: char| first.is_ascii_digit()))
-    };
     let entries = fs::read_dir(runs).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_run).collect();
-    found.sort_by_key(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // `-10` behind a time comes after `-9`.
-        (name.len(), name)
-    });
-    found.reverse();
-    found
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| Some((begun(entry.file_name().to_str()?, recipe)?, entry.path())))
+        .collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
+}
+
+/// The time in the name of a run of `recipe`, and its number among those of the same second.
+fn begun(name: &str, recipe: &str) -> Option<(String, u64)> {
+    let rest = name.strip_prefix(recipe)?.strip_prefix('-')?;
+    let mut parts = rest.split('-');
+    let (day, time) = (parts.next()?, parts.next()?);
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = parts.next().map_or(Some(1), |number| number.parse().ok())?;
+    (is_number(day) && is_number(time) && parts.next().is_none()).then(|| (format!("{day}-{time}"), number))
 }
 
 #[cfg(test)]
@@ -94,23 +93,24 @@ mod tests {
             "resnet-ddp-20260101-000000",
             "resnet-ddp-20260102-000000",
             "resnet-ddp-20260102-000000-2",
+            "resnet-ddp-20260102-000000-10",
+            "resnet-ddp-20260103-000000",
             "resnet-ddp-extra-20270101-000000",
             "resnet-single-20270101-000000",
         ];
         names.iter().for_each(|name| fs::create_dir(folder.path().join(name)).unwrap());
         let found = newest_first(folder.path(), "resnet-ddp");
-        let expected = [2, 1, 0].map(|index| folder.path().join(names[index]));
+        let expected = [4, 3, 2, 1, 0].map(|index| folder.path().join(names[index]));
         assert_eq!(found, expected);
     }
 
     #[test]
     fn a_folder_without_a_checkpoint_is_refused_and_auto_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(CHECKPOINT_FOLDER)).unwrap();
         let named = ResumeChoice::Folder(folder.path().into());
         let error = locate(&named, None, "x").unwrap_err();
         assert_eq!((error.exit_code(), error.cause.as_str()), (2, "it holds no complete checkpoint"));
-        let missing = ResumeChoice::Folder(folder.path().join("missing"));
-        assert_eq!(locate(&missing, None, "x").unwrap_err().cause, "there is no such folder");
         assert_eq!(locate(&ResumeChoice::Auto, Some(folder.path()), "x").unwrap(), None);
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn_nccl_records::checkpoint::{Checkpoint, TrainingState};
+use burn_nccl_records::checkpoint::{Checkpoint, SamplerState, TrainingState};
 use sha2::{Digest, Sha256};
 
 use crate::config::RunConfig;
@@ -17,46 +17,42 @@ use crate::error::{RecipeError, Result};
 use crate::options::TrainOptions;
 use crate::run_folder::RunFolder;
 
+pub(crate) use changes::{Position, SCHEDULE_OFFSET};
 pub use choice::ResumeChoice;
 pub(crate) use locate::{CHECKPOINT_FOLDER, locate};
-
-/// The key of the state's extras under which [`Position::schedule_offset`] is.
-pub(crate) const SCHEDULE_OFFSET: &str = "schedule_offset";
 
 /// A verified checkpoint and the run it belongs to.
 pub struct Resume {
     checkpoint: Checkpoint,
+    sampler: SamplerState,
     /// The folder of its run, unless it has been moved out of it.
     run: Option<PathBuf>,
 }
 
-/// Where the loop goes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Position {
-    /// Optimizer steps so far.
-    pub(crate) steps: usize,
-    /// Epochs so far.
-    pub(crate) epochs: usize,
-    /// Images of all ranks so far in the epoch that follows them.
-    pub(crate) images: usize,
-    /// What is added to a step to find its learning rate: not zero after a change of the global batch.
-    pub(crate) schedule_offset: i64,
+/// Opens a checkpoint and checks that it is whole.
+///
+/// # Errors
+/// Where it is not.
+pub(crate) fn open_checkpoint(folder: &Path) -> Result<Checkpoint> {
+    Checkpoint::open(folder).map_err(|error| RecipeError::records(cannot_resume(folder), error))
+}
+
+fn cannot_resume(folder: &Path) -> String {
+    format!("cannot resume from {}", folder.display())
 }
 
 impl Resume {
-    /// Opens the checkpoint in `folder` and checks that it is whole.
+    /// Opens the checkpoint in `folder`.
     ///
     /// # Errors
-    /// Where it is not.
+    /// Where it is not whole, or not one of a recipe.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
-        let what = || format!("cannot resume from {}", folder.display());
-        let checkpoint = Checkpoint::open(folder).map_err(|error| RecipeError::records(what(), error))?;
-        if checkpoint.state().sampler.is_none() {
-            let cause = "it does not say which images were used";
-            return Err(RecipeError::usage(what(), cause, "name a checkpoint that a recipe wrote"));
-        }
+        let checkpoint = open_checkpoint(folder)?;
+        let sampler = changes::check(checkpoint.state()).cloned().map_err(|why| {
+            RecipeError::usage(cannot_resume(folder), why, "name a checkpoint that a recipe wrote")
+        })?;
         let run = run_of(checkpoint.path());
-        Ok(Self { checkpoint, run })
+        Ok(Self { checkpoint, sampler, run })
     }
 
     /// The state beside the tensors.
@@ -70,7 +66,7 @@ impl Resume {
     }
 
     /// Whether a run in `out` goes on in the folder of the checkpoint's run.
-    pub(crate) fn continues_in(&self, out: &Path) -> bool {
+    fn continues_in(&self, out: &Path) -> bool {
         let canonical = |path: &Path| path.canonicalize().ok();
         self.run().is_some_and(|run| canonical(run).is_some_and(|run| Some(run) == canonical(out)))
     }
@@ -93,33 +89,29 @@ impl Resume {
         train_images: usize,
         world_size: usize,
     ) -> Result<Vec<String>> {
-        let refused = |cause: String, remedy: &str| {
-            Err(RecipeError::usage(
-                format!("cannot resume from {}", self.checkpoint.path().display()),
-                cause,
-                remedy,
-            ))
-        };
-        let (before, at) = (&self.state().config, self.sampler());
-        let now = serde_json::to_value(&*config).unwrap_or_default();
+        let what = || cannot_resume(self.checkpoint.path());
+        let refused = |cause: String, remedy: &str| Err(RecipeError::usage(what(), cause, remedy));
+        let before = &self.state().config;
+        let now = serde_json::to_value(&*config)
+            .map_err(|error| RecipeError::usage(what(), error.to_string(), "give paths in UTF-8"))?;
         for key in ["model", "stem"] {
             if before.get(key) != now.get(key) {
-                let show = |value: Option<&serde_json::Value>| {
-                    value.and_then(|value| value.as_str()).unwrap_or("unknown").to_owned()
-                };
+                let show = |config: &serde_json::Value| config[key].as_str().unwrap_or("unknown").to_owned();
                 return refused(
-                    format!("its --{key} is {}, not {}", show(before.get(key)), show(now.get(key))),
+                    format!("its --{key} is {}, not {}", show(before), show(&now)),
                     "leave the option out, or begin a new run with --weights",
                 );
             }
         }
-        if at.dataset_len != train_images as u64 {
+        if self.sampler.dataset_len != train_images as u64 {
+            let images = self.sampler.dataset_len;
             return refused(
-                format!("it was trained on {} images, and now there are {train_images}", at.dataset_len),
+                format!("it was trained on {images} images, and now there are {train_images}"),
                 "give the same --data, or begin a new run with --weights",
             );
         }
-        let mut notes: Vec<String> = changes::keep_global_batch(config, at, world_size).into_iter().collect();
+        let mut notes: Vec<String> =
+            changes::keep_global_batch(config, &self.sampler, world_size).into_iter().collect();
         notes.extend(changes::changed_options(before, &now));
         Ok(notes)
     }
@@ -148,11 +140,10 @@ impl Resume {
     /// replaced.
     fn check_newest(&self) -> Result<()> {
         let Some(run) = self.run() else { return Ok(()) };
-        let newest = locate(&ResumeChoice::Folder(run.into()), None, "")?;
         let path = self.checkpoint.path();
-        match newest {
+        match locate(&ResumeChoice::Folder(run.into()), None, "")? {
             Some(newest) if newest.file_name() != path.file_name() => Err(RecipeError::usage(
-                format!("cannot resume from {} in its own folder", path.display()),
+                format!("{} in its own folder", cannot_resume(path)),
                 format!("the run has gone on to {}", newest.display()),
                 "resume from the run's folder, or give --out another folder to branch off",
             )),
@@ -161,25 +152,12 @@ impl Resume {
     }
 
     fn unusable(&self, error: burn_nccl_records::Error) -> RecipeError {
-        RecipeError::records(format!("cannot resume from {}", self.checkpoint.path().display()), error)
+        RecipeError::records(cannot_resume(self.checkpoint.path()), error)
     }
 
     /// Where a loop with these batches goes on.
-    pub(crate) fn position(&self, config: &RunConfig, world_size: usize, steps_per_epoch: usize) -> Position {
-        let (state, at) = (self.state(), self.sampler());
-        let steps = state.step as usize;
-        let was_global_batch = at.world_size * at.batch_size * at.accumulate;
-        let schedule_offset = if was_global_batch as usize == config.global_batch_size(world_size) {
-            state.extra.get(SCHEDULE_OFFSET).and_then(serde_json::Value::as_i64).unwrap_or(0)
-        } else {
-            changes::equivalent_step(at, steps_per_epoch) as i64 - steps as i64
-        };
-        Position { steps, epochs: at.epoch as usize, images: at.images as usize, schedule_offset }
-    }
-
-    fn sampler(&self) -> &burn_nccl_records::checkpoint::SamplerState {
-        // `open` refuses a state without one.
-        self.state().sampler.as_ref().expect("the sampler's state was checked when the checkpoint was opened")
+    pub(crate) fn position(&self, global_batch: usize, steps_per_epoch: usize) -> Position {
+        changes::position(self.state(), &self.sampler, global_batch, steps_per_epoch)
     }
 }
 
@@ -231,15 +209,28 @@ pub(crate) fn run_folder(recipe: &str, out: Option<&Path>, resume: Option<&Resum
     }
 }
 
-/// Makes sure that `out` holds no other run than the one that is resumed, and that nothing of that one is lost.
+/// Whether a run in `out` goes on with the records that are there: those of the checkpoint's run, or of one that was
+/// interrupted before its first checkpoint.
+pub(crate) fn continues(out: &Path, options: &TrainOptions, resume: Option<&Resume>) -> bool {
+    match resume {
+        Some(resume) => resume.continues_in(out),
+        None => matches!(options.resume, ResumeChoice::Anew | ResumeChoice::Auto) && is_interrupted(out),
+    }
+}
+
+/// Whether a run began in `out` and did not end. One that ended without checkpoints is not begun again over its results.
+fn is_interrupted(out: &Path) -> bool {
+    out.join("config.json").exists() && !out.join("summary.json").exists()
+}
+
+/// Makes sure that `out` holds no other run than the one that goes on, and that nothing of that one is lost.
 ///
 /// # Errors
 /// As [`RunFolder::check_unused`]; where the run has a newer checkpoint than the one to go on from.
-pub(crate) fn check_out(out: Option<&Path>, resume: Option<&Resume>) -> Result<()> {
-    match (out, resume) {
-        (Some(out), Some(resume)) if !resume.continues_in(out) => RunFolder::check_unused(out),
-        (Some(out), None) => RunFolder::check_unused(out),
-        (None, None) => Ok(()),
+pub(crate) fn check_out(options: &TrainOptions, resume: Option<&Resume>) -> Result<()> {
+    match (options.out.as_deref(), resume) {
+        (Some(out), _) if !continues(out, options, resume) => RunFolder::check_unused(out),
         (_, Some(resume)) => resume.check_newest(),
+        (_, None) => Ok(()),
     }
 }

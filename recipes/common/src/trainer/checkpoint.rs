@@ -25,18 +25,22 @@ impl Trainer {
         self.mixed_precision.resume(state.scaler.as_ref(), skipped)?;
         self.last_loss = extra(LAST_LOSS).and_then(Value::as_f64).unwrap_or(f64::NAN);
         self.resumed_from = Some(self.at.steps);
-        let continues = resume.continues_in(&self.run.out);
         self.resumed = Some(Resumed {
             step: self.at.steps,
             curves: serde_json::from_value::<Curves>(state.history.clone()).unwrap_or_default(),
             run: resume.run().map(Into::into),
-            continues,
         });
-        if continues && self.records {
-            // Before anything of the run is changed: another job may be writing there.
-            self.checkpoints.open(&self.run.out, self.run.parallel.group())?;
-        }
         Ok(())
+    }
+
+    /// Makes the records of the run folder those of this run: all ranks together, and before anything there is changed,
+    /// since another job may be writing.
+    pub(super) fn take_over(&mut self) -> Result<()> {
+        if self.resumed.is_none() {
+            // It was interrupted before its first checkpoint.
+            self.resumed = Some(Resumed { step: 0, curves: Curves::default(), run: None });
+        }
+        self.checkpoints.open(&self.run.out, self.run.parallel.group()).map(drop)
     }
 
     /// Writes a checkpoint of `model`, which has taken `self.at.steps` steps, if one is due at the end of an epoch or of

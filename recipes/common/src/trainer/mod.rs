@@ -92,14 +92,15 @@ impl Trainer {
         let steps_per_epoch = batches.div_ceil(config.accumulate);
         let resume = run.resume.take();
         let world_size = run.parallel.world_size();
-        let at = resume.as_ref().map(|resume| resume.position(config, world_size, steps_per_epoch));
+        let global_batch = config.global_batch_size(world_size);
+        let at = resume.as_ref().map(|resume| resume.position(global_batch, steps_per_epoch));
         let at = at.unwrap_or_default();
         // After a change of the global batch, the schedule's steps are not the run's.
         let scheduled = |step: usize| step.saturating_add_signed(at.schedule_offset as isize);
-        let in_epochs = (config.epochs * steps_per_epoch).saturating_add_signed(-at.schedule_offset as isize);
+        let in_epochs =
+            config.epochs.saturating_mul(steps_per_epoch).saturating_add_signed(-at.schedule_offset as isize);
         let last_step = in_epochs.min(config.max_steps.unwrap_or(usize::MAX));
         let warmup_steps = (config.warmup_epochs * steps_per_epoch as f64).round() as usize;
-        let global_batch = config.global_batch_size(world_size);
         let smoothing = (config.label_smoothing > 0.0).then_some(config.label_smoothing as f32);
         let mixed_precision =
             MixedPrecision::new(config.mixed_precision.as_ref(), model, &run.device, run.parallel.group())?;
@@ -124,6 +125,9 @@ impl Trainer {
         };
         if let Some(resume) = resume {
             trainer.resume(&resume, model)?;
+        }
+        if trainer.run.continues {
+            trainer.take_over()?;
         }
         Ok(trainer)
     }
@@ -338,15 +342,15 @@ impl Trainer {
 
     fn new_recorder(&mut self) -> Result<Recorder> {
         let (out, config) = (&self.run.out, &self.run.config);
+        let folder = if self.run.continues { RunFolder::existing(out) } else { RunFolder::create(out)? };
         match self.resumed.take() {
-            None => Recorder::create(RunFolder::create(out)?, config),
-            Some(resumed) if resumed.continues => Recorder::resume(RunFolder::existing(out), config, resumed),
-            Some(resumed) => Recorder::resume(RunFolder::create(out)?, config, resumed),
+            None => Recorder::create(folder, config),
+            Some(resumed) => Recorder::resume(folder, config, resumed),
         }
     }
 
     /// Saves the results.
-    pub(crate) fn finish(mut self, model: ResNet, evaluation: Evaluation) -> Result<Summary> {
+    pub(crate) fn finish(&mut self, model: ResNet, evaluation: Evaluation) -> Result<Summary> {
         let model = model.valid();
         let title = format!("{}: {:.2}% test accuracy", self.title(), evaluation.accuracy() * 100.0);
         let run = &self.run;

@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::{Place, assert_refused, stderr};
 
@@ -51,7 +52,7 @@ fn killed_after(place: &Place, args: &[&str], checkpoint: &str) {
 
 #[test]
 fn a_killed_run_resumes_in_its_folder_to_the_bits_of_one_that_was_not() {
-    let (_whole, expected) = whole(&SIX_STEPS);
+    let (whole, expected) = whole(&SIX_STEPS);
     let place = Place::new();
     killed_after(&place, &SIX_STEPS, "step-2");
     let output = place.run(&["--resume", "auto", "--batch-size", "8"]);
@@ -65,7 +66,14 @@ fn a_killed_run_resumes_in_its_folder_to_the_bits_of_one_that_was_not() {
     // Every step once, whatever the killed run had written after its checkpoint.
     assert_eq!(steps(&place.out), [1, 2, 3, 4, 5, 6]);
     assert_eq!(checkpoints(&place.out), ["step-2", "step-4", "step-6"].map(String::from).into());
-    assert!(fs::read_to_string(place.out.join("loss.svg")).unwrap().ends_with("</svg>\n"));
+    // The picture has the steps before the kill, too.
+    assert_eq!(fs::read(place.out.join("loss.svg")).unwrap(), fs::read(whole.out.join("loss.svg")).unwrap());
+    // TensorBoard drops what the first file has of later steps: `Event.session_log { status: START }`.
+    let is_restart =
+        |path: &PathBuf| fs::read(path).unwrap().windows(4).any(|bytes| bytes == [0x3a, 2, 8, 1]);
+    let events = place.written().into_iter().filter(|path| path.to_str().unwrap().contains("tfevents"));
+    let restarts: Vec<bool> = events.map(|path| is_restart(&path)).collect();
+    assert_eq!((restarts.len(), restarts.iter().filter(|is_restart| **is_restart).count()), (2, 1));
 }
 
 #[test]
@@ -103,11 +111,145 @@ fn epochs_go_on_where_they_ended_and_more_can_be_asked_for() {
     assert_eq!((&summary["epochs"], &summary["steps"]), (&2.into(), &4.into()));
     assert_eq!(summary["resumed_from_step"], 2);
     assert_eq!(steps(&place.out), [1, 2, 3, 4]);
+    // By which the best checkpoint is known.
+    let state = fs::read(place.out.join("checkpoints/step-4/state.json")).unwrap();
+    let state: Value = serde_json::from_slice(&state).unwrap();
+    assert_eq!(state["state"]["metric"], summary["test_accuracy"]);
 
     // Nothing is left to do: the run is tested again and stays as it is.
     let output = place.run(&["--resume", "auto"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(place.json("summary.json")["parameters_sha256"], summary["parameters_sha256"]);
+    for key in ["parameters_sha256", "train_loss_final", "test_accuracy"] {
+        assert_eq!(place.json("summary.json")[key], summary[key], "{key}");
+    }
+}
+
+#[test]
+fn another_batch_keeps_the_place_in_the_schedule_through_a_second_resume() {
+    let rates = |out: &Path| -> Vec<f64> {
+        let text = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let rate = |line: &str| serde_json::from_str::<Value>(line).unwrap()["lr"].as_f64().unwrap();
+        text.lines().map(rate).collect()
+    };
+    let (first, _) = whole(&["--max-steps", "2", "--batch-size", "8", "--warmup-epochs", "1"]);
+    let (halved, again) = (Place::new(), Place::new());
+    let from = first.out.to_str().unwrap().to_owned();
+    let args = ["--batch-size", "4", "--max-steps", "4", "--checkpoint-steps", "3", "--keep-last", "9"];
+    let output = halved.run(&[&["--resume", &from], &args[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("not as before: --batch-size 8, now 4"), "{}", stderr(&output));
+    // The warm-up is longer than the runs, which end at its top: 0.1 * 16/256 after two steps of 16 images. By their share of
+    // an epoch these are four steps of 8 images, so that the next two are the fifth and sixth of six, up to 0.1 * 8/256.
+    let found = rates(&halved.out);
+    let expected = [(0, 1.0 / 2.0 * 16.0), (1, 16.0), (2, 5.0 / 6.0 * 8.0), (3, 8.0)];
+    for (step, share) in expected {
+        assert!((found[step] / (0.1 * share / 256.0) - 1.0).abs() < 1e-9, "{found:?}");
+    }
+    let output = again.run(&["--resume", halved.out.join("checkpoints/step-3").to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(rates(&again.out), found);
+}
+
+#[test]
+fn a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder() {
+    let place = Place::new();
+    let args = ["--batch-size", "8", "--max-steps", "3000"];
+    let mut child = place.command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !place.out.join("metrics.jsonl").exists() {
+        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let args = ["--batch-size", "8", "--max-steps", "2"];
+    let output = place.run(&args);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let output = place.run(&[&args[..], &["--resume", "auto"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(steps(&place.out), [1, 2]);
+    // What has ended without a checkpoint is not begun again over its results.
+    fs::remove_dir_all(place.out.join("checkpoints")).unwrap();
+    let output = place.run(&[&args[..], &["--resume", "auto"]].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn ranks_that_resume_from_different_checkpoints_are_refused() {
+    let (first, _) = whole(&SIX_STEPS);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let place = Place::new();
+    let ranks = ["step-2", "step-4"].map(|step| {
+        let from = first.out.join("checkpoints").join(step);
+        let rank = if step == "step-2" { "0" } else { "1" };
+        let mut command = place.command(&["--resume", from.to_str().unwrap()]);
+        command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+        command.envs([("MASTER_PORT", port.as_str()), ("RANK", rank), ("LOCAL_RANK", rank)]);
+        command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    });
+    for rank in ranks {
+        let output = rank.wait_with_output().unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("step 4") && text.contains("step 2") && text.contains("run folder"), "{text}");
+    }
+    assert_eq!(place.written(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_forged_checkpoint_writes_nothing_elsewhere() {
+    let (first, _) = whole(&["--max-steps", "1", "--batch-size", "8"]);
+    let checkpoint = first.out.join("checkpoints/step-1");
+    let elsewhere = first.path("elsewhere");
+    let forge = |change: &dyn Fn(&mut Value)| {
+        let path = checkpoint.join("state.json");
+        let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut file["state"]);
+        fs::write(&path, file.to_string()).unwrap();
+        let hash = Sha256::digest(fs::read(&path).unwrap());
+        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let path = checkpoint.join("manifest.json");
+        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        for entry in
+            manifest["files"].as_array_mut().unwrap().iter_mut().filter(|e| e["name"] == "state.json")
+        {
+            entry["sha256"] = hash.clone().into();
+            entry["bytes"] = fs::metadata(checkpoint.join("state.json")).unwrap().len().into();
+        }
+        fs::write(&path, manifest.to_string()).unwrap();
+    };
+    // An option that no run writes into its configuration.
+    forge(&|state| {
+        state["config"]["out"] = elsewhere.to_str().into();
+        state["config"]["probe-batch-size"] = 7.into();
+        state["config"]["max-steps"] = 2.into();
+    });
+    let output = first.run(&["--resume", "auto"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!elsewhere.exists() && first.json("summary.json")["steps"] == 2);
+    // A number that no training has.
+    let output = {
+        fs::remove_dir_all(first.out.join("checkpoints/step-2")).unwrap();
+        forge(&|state| state["sampler"]["world_size"] = 0.into());
+        first.run(&["--resume", checkpoint.to_str().unwrap()])
+    };
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("world_size is 0") && !text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn a_link_that_was_planted_in_a_run_is_not_followed() {
+    let (first, _) = whole(&["--max-steps", "1", "--batch-size", "8"]);
+    let victim = first.path("victim");
+    fs::write(&victim, "precious").unwrap();
+    for name in [".config.json.unfinished", ".summary.json.tmp", "loss.svg"] {
+        let _ = fs::remove_file(first.out.join(name));
+        std::os::unix::fs::symlink(&victim, first.out.join(name)).unwrap();
+    }
+    let output = first.run(&["--resume", "auto", "--max-steps", "2"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read(&victim).unwrap(), b"precious");
 }
 
 #[test]
@@ -157,7 +299,6 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
     let place = Place::new();
     let data = place.images(&["a/1.png", "b/1.png"], &["a/1.png", "b/1.png"]);
     let cases: &[(&[&str], &[&str])] = &[
-        (&["--resume", "/nowhere"], &["/nowhere", "there is no such folder", "--resume auto"]),
         (&["--resume", run, "--model", "resnet34"], &["--model is resnet18, not resnet34", "--weights"]),
         (&["--resume", run, "--data", &data], &["1498 images", "there are 2"]),
     ];
@@ -165,6 +306,7 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
         // The last `--model` counts.
         assert_refused(&place, &place.run(args), 2, texts);
     }
+    assert_refused(&place, &place.run(&["--resume", "/nowhere"]), 1, &["/nowhere", "exists"]);
 }
 
 #[test]
@@ -178,11 +320,15 @@ fn two_jobs_do_not_go_on_with_one_run() {
         assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(5));
     }
-    let output = place.run(&["--resume", "auto"]);
+    let before = (steps(&place.out).len(), place.json("config.json"));
+    let output = place.run(&["--resume", "auto", "--lr", "0.5"]);
+    let after = (steps(&place.out).len(), place.json("config.json"));
     let still_runs = child.try_wait().unwrap().is_none();
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(still_runs, "the first job ended before the second one came");
+    // Its records are as it wrote them.
+    assert!(after.0 >= before.0 && after.1 == before.1, "{before:?} {after:?}");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
         stderr(&output).contains("checkpoints") && stderr(&output).contains("another"),
