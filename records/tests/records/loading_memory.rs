@@ -53,7 +53,8 @@ fn figure(program: &mut Command, test: &str, path: &Path) -> u64 {
     figure.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// The growth of the peak over what the process had before, mapped pages of the file included.
+/// The growth of the peak over what the process had before, mapped pages of the file included. It is the same for a PyTorch
+/// file, whose values are read to memory that the tensors keep.
 #[test]
 fn loading_takes_at_most_a_fifth_more_than_the_file() {
     const NAME: &str = "loading_takes_at_most_a_fifth_more_than_the_file";

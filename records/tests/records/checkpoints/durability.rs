@@ -1,10 +1,13 @@
-//! In which order a checkpoint reaches the disk, as the system sees it: a power cut leaves what was flushed.
+//! Checkpoints as the system sees them: in which order they reach the disk, of which a power cut leaves what was flushed,
+//! and what a slow disk holds up.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use burn_nccl_records::checkpoint::CheckpointConfig;
+use burn_nccl_records::checkpoint::{CheckpointConfig, Checkpointer};
 
+use super::deciding::ranks;
 use super::training::{names, net, open, sgd, state, train};
 
 /// Where the test that is traced saves.
@@ -65,23 +68,9 @@ fn named<'a>(calls: &'a [Call], to: &Path) -> (&'a Path, &'a [Call]) {
 fn all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_another_goes() {
     let test = "all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_another_goes";
     let folder = tempfile::tempdir().unwrap();
-    let (log, at) = (folder.path().join("log"), folder.path().join("checkpoints"));
-    let strace = |program: &Path| {
-        let mut command = Command::new("strace");
-        command.args(["-f", "-y", "-s", "4096", "-e", CALLS, "-o"]).arg(&log).arg(program);
-        command
-    };
-    if !strace(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
-        return crate::skip(test, "there is no strace, or it may not trace");
-    }
-    let output = strace(&std::env::current_exe().unwrap())
-        .args(["--exact", "--ignored", "checkpoints::durability::saves_a_step_twice"])
-        .env(FOLDER, &at)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    let at = folder.path().join("checkpoints");
+    let Some(log) = trace(test, &["-e", CALLS], "saves_a_step_twice", &at) else { return };
     assert_eq!(names(&at), ["step-1"]);
-    let log = std::fs::read_to_string(log).unwrap();
     let calls: Vec<Call> = log.lines().filter_map(parse).collect();
     let step = at.join("step-1");
     let mut rest = &calls[..];
@@ -95,6 +84,26 @@ fn all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_another_
         assert_eq!(removed_outside(staged, after_rename), removed_outside(staged, rest), "{after_rename:#?}");
     }
     assert!(removed_outside(&at.join("none"), rest) > 0, "the replaced one goes: {rest:#?}");
+}
+
+/// What `strace` with `options` says of an ignored test of this file, which has `folder`; none where it cannot be used.
+fn trace(test: &str, options: &[&str], traced: &str, folder: &Path) -> Option<String> {
+    let log = folder.with_extension("log");
+    let strace = |program: &Path| {
+        let mut command = Command::new("strace");
+        command.args(["-f", "-y", "-s", "4096"]).args(options).arg("-o").arg(&log).arg(program);
+        command
+    };
+    if !strace(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
+        crate::skip(test, "there is no strace, or it may not trace");
+        return None;
+    }
+    let mut command = strace(&std::env::current_exe().unwrap());
+    command.args(["--exact", "--ignored", "--nocapture", &format!("checkpoints::durability::{traced}")]);
+    let output = command.env(FOLDER, folder).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+    Some(std::fs::read_to_string(log).unwrap())
 }
 
 /// Each file is flushed before it has its name, all have theirs before the manifest, and the folder is flushed after.
@@ -114,6 +123,25 @@ fn assert_is_on_disk(staged: &Path, calls: &[Call]) {
 fn removed_outside(staged: &Path, calls: &[Call]) -> usize {
     let is_one = |call: &&Call| matches!(call, Call::Remove(path) if !path.starts_with(staged));
     calls.iter().filter(is_one).count()
+}
+
+/// Taking a folder may last: a lock on a disk far away, and leftovers to remove.
+#[test]
+fn to_take_a_folder_may_last_longer_than_a_collective_may() {
+    let test = "to_take_a_folder_may_last_longer_than_a_collective_may";
+    let folder = tempfile::tempdir().unwrap();
+    let slow = ["--seccomp-bpf", "-e", "trace=flock", "-e", "inject=flock:delay_enter=1600000"];
+    let Some(log) = trace(test, &slow, "takes_a_folder", &folder.path().join("checkpoints")) else { return };
+    assert!(log.contains("(DELAYED)"), "{log}");
+}
+
+#[test]
+#[ignore = "runs in a process of its own, which is slowed down"]
+fn takes_a_folder() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    ranks(Duration::from_millis(400), |_, group| {
+        Checkpointer::open(&folder, CheckpointConfig::default(), Some(group)).unwrap().finish().unwrap();
+    });
 }
 
 #[test]
