@@ -17,6 +17,7 @@ mod names;
 mod plan;
 mod report;
 mod save;
+mod sha256;
 mod slots;
 mod source;
 mod stored_type;
