@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -67,7 +68,7 @@ impl Scratch {
         } else {
             self.link()?;
         }
-        if durable { sync_parent(&self.destination) } else { Ok(()) }
+        if durable { sync_folder(&parent(&self.destination)) } else { Ok(()) }
     }
 
     /// A hard link refuses an existing name in the same call that makes it. Where there are none, a look before the
@@ -122,18 +123,31 @@ impl Drop for Scratch {
     }
 }
 
-/// Makes the names in the folder of `path` durable.
-pub(crate) fn sync_parent(path: &Path) -> Result<()> {
-    let folder = parent(path);
-    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(Error::file("flush", folder))
+/// Makes the names in `folder` durable.
+pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::file("flush", folder))
 }
 
-/// Writes a small file, such as JSON, whole or not at all.
-pub(crate) fn write(path: &Path, bytes: &[u8], durable: bool, overwrite: bool) -> Result<()> {
+/// Writes a small file, such as JSON, whole or not at all: under a name that nothing else has, which then takes that of
+/// `path` in one step. A link at `path` is replaced and not followed, and a file that is replaced keeps its permissions.
+///
+/// With `durable`, it returns once file and name are on the disk. Without `overwrite`, what is there stays.
+///
+/// # Errors
+///
+/// [`Error::Exists`] where `path` is there and may not be overwritten; [`Error::NotAFile`] where it cannot be a file;
+/// [`Error::File`] with what the system says. `path` is as before then, except after a failed flush of its folder.
+pub fn write_file(
+    path: impl AsRef<Path>,
+    bytes: impl AsRef<[u8]>,
+    durable: bool,
+    overwrite: bool,
+) -> Result<()> {
+    let path = path.as_ref();
     check_destination(path, overwrite)?;
     let mut scratch = Scratch::create(path, None)?;
     let failed = scratch.write_error();
-    scratch.write_all(bytes).map_err(failed)?;
+    scratch.write_all(bytes.as_ref()).map_err(failed)?;
     scratch.publish(durable, overwrite)
 }
 
@@ -166,18 +180,11 @@ fn create_locked(destination: &Path) -> Result<(File, PathBuf)> {
     }
 }
 
-#[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
     match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(file), Ok(named)) => (file.dev(), file.ino()) == (named.dev(), named.ino()),
         _ => false,
     }
-}
-
-#[cfg(not(unix))]
-fn is_at(_file: &File, path: &Path) -> bool {
-    path.exists()
 }
 
 /// Removes what killed writers of the same destination have left. Best effort: whatever fails here fails nothing.

@@ -22,6 +22,7 @@ mod slots;
 mod source;
 mod write;
 
+pub use atomic::write_file;
 pub use compression::Zstd;
 pub use error::{Error, Result};
 pub use format::Format;

@@ -13,7 +13,7 @@ use super::optimizer_file;
 use super::retention::doomed;
 use super::snapshot::Snapshot;
 use super::state;
-use crate::{ManifestTensor, SaveOptions, save_tensors};
+use crate::{ManifestTensor, SaveOptions, save_tensors, write_file};
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,6 +118,6 @@ fn write_files(folder: &Path, snapshot: Snapshot) -> Result<()> {
     });
     let tensors = tensors.collect();
     save_tensors(model, folder.join(MODEL), &SaveOptions::default()).map_err(contents::failure)?;
-    layout::write_file(&folder.join(STATE), state::encode(&state).as_bytes())?;
+    write_file(folder.join(STATE), state::encode(&state), true, false).map_err(contents::failure)?;
     contents::seal(folder, tensors, &state)
 }

@@ -7,13 +7,14 @@
 //! <folder>/step-N.broken-<id>/ what stood in the way of `step-N` and was no checkpoint
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::contents;
 use super::failure::{CheckpointFailure, Result};
+use crate::atomic;
 
 /// The parameters and running statistics.
 pub(super) const MODEL: &str = "model.bpk";
@@ -192,24 +193,9 @@ pub(super) fn sweep(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes `bytes` to the new file `path`, down to the disk.
-pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let write = || {
-        let mut file = File::create_new(path)?;
-        io::Write::write_all(&mut file, bytes)?;
-        file.sync_all()
-    };
-    write().map_err(CheckpointFailure::io("write", path))
-}
-
-/// Takes the names in `path` down to the disk, where the system has a way to.
-fn sync_folder(path: &Path) -> Result<()> {
-    if cfg!(unix) {
-        File::open(path)
-            .and_then(|folder| folder.sync_all())
-            .map_err(CheckpointFailure::io("write", path))?;
-    }
-    Ok(())
+/// Makes the names in `folder` durable.
+fn sync_folder(folder: &Path) -> Result<()> {
+    atomic::sync_folder(folder).map_err(contents::failure)
 }
 
 #[cfg(test)]
@@ -247,7 +233,7 @@ mod tests {
     fn a_folder_that_is_never_published_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let staged = Staged::create(folder.path(), 3).unwrap();
-        write_file(&staged.path().join("half"), b"1").unwrap();
+        fs::write(staged.path().join("half"), "1").unwrap();
         drop(staged);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

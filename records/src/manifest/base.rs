@@ -132,7 +132,7 @@ impl Manifest {
             let what = "the manifest".into();
             return Err(Error::Limit { what, size, limit: MAX_BYTES, format: "manifests" });
         }
-        atomic::write(&folder.as_ref().join(Self::FILE_NAME), json.as_bytes(), true, true)
+        atomic::write_file(folder.as_ref().join(Self::FILE_NAME), json, true, true)
     }
 
     /// A line for each file and tensor, which people and version control compare by lines.

@@ -70,7 +70,7 @@ pub(crate) fn save(
         shard.scratch.publish(options.durable, true)?;
     }
     report.bytes += index.len() as u64;
-    atomic::write(&index_path, &index, options.durable, options.overwrite)?;
+    atomic::write_file(&index_path, &index, options.durable, options.overwrite)?;
     report.files.push(index_path);
     remove_old(folder, &old, &names);
     Ok(report)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use burn::store::burn_pack::{self, Tensor as PackTensor};
 use burn::tensor::{Bytes, DType, Device};
-use burn_nccl_records::{Error, SaveDType, SaveFormat, SaveOptions, save, save_tensors};
+use burn_nccl_records::{Error, SaveDType, SaveFormat, SaveOptions, save, save_tensors, write_file};
 use tempfile::tempdir;
 
 use crate::saving::{net, quick};
@@ -243,6 +243,24 @@ fn a_replaced_file_keeps_its_permissions_and_a_link_is_not_followed() {
     save_tensors(filled(2), &link, &quick()).unwrap();
     assert_eq!(fs::read(&target).unwrap(), b"mine");
     assert_eq!(value(&link), 2);
+}
+
+#[test]
+fn a_small_file_is_written_through_no_planted_link() {
+    let folder = tempdir().unwrap();
+    let [outside, path] = ["outside", "state.json"].map(|name| folder.path().join(name));
+    let process = std::process::id();
+    // Every name that this process may take next.
+    let planted = |count: usize| folder.path().join(format!(".state.json.{process}-{count}.tmp"));
+    (0..200).for_each(|count| symlink(&outside, planted(count)).unwrap());
+    symlink(&outside, &path).unwrap();
+    let error = write_file(&path, "new", true, false).unwrap_err();
+    assert!(matches!(error, Error::Exists { .. }), "{error}");
+    write_file(&path, "new", true, true).unwrap();
+    assert!(!outside.exists());
+    assert!(fs::symlink_metadata(&path).unwrap().is_file());
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+    assert_eq!(files(folder.path()).len(), 201, "nothing else is left");
 }
 
 #[test]
