@@ -48,7 +48,7 @@ manifest "${described/:7/:18446744073709551615}" size
 
 cat > corpus/state/sound.json <<'JSON'
 {"version":1,"state":{"step":12,"epoch":1,"sampler":{"epoch":1,"images":96,"seed":7,"dataset_len":1498,"world_size":2,
-"batch_size":8,"accumulate":1},"scaler":null,"seed":7,"world_size":2,"metric":0.30000000000000004,
+"batch_size":8,"accumulate":1},"scaler":null,"metric":0.30000000000000004,
 "config":{"model":"resnet18","lr":1e-3},"history":[1.5,-2e300,"\u0000"],"extra":{"a \" 1.5 \\":["\\",null,true]}}}
 JSON
 printf %s '{"version":18446744073709551615,"state":{}}' > corpus/state/version.json

@@ -18,6 +18,7 @@ mod plan;
 mod report;
 mod save;
 mod save_dtype;
+mod sha256;
 mod slots;
 mod source;
 mod write;

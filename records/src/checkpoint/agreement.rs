@@ -1,6 +1,6 @@
 //! Rank 0 decides, and every rank learns what.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use burn_nccl::ProcessGroup;
@@ -44,27 +44,40 @@ pub(super) fn decide<T: Serialize + DeserializeOwned>(
     }
 }
 
-/// As [`decide`], by work that may take long.
-pub(super) fn decide_by<T: Serialize + DeserializeOwned + Send>(
+/// As [`decide`], by work that may take long. Where the group fails meanwhile, this does not wait for the work's end.
+pub(super) fn decide_by<T: Serialize + DeserializeOwned + Send + 'static>(
     group: Option<&ProcessGroup>,
     call: &str,
-    work: impl FnOnce() -> T + Send,
+    work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     if group.is_some_and(|group| group.rank() != 0) {
         return decide(group, call, |_| None);
     }
-    std::thread::scope(|scope| {
+    let work = Background::start(work);
+    decide(group, call, |patience| work.poll(patience))
+}
+
+/// Work in a thread of its own, whose end [`decide`] can poll for.
+pub(super) struct Background<T>(Receiver<T>);
+
+impl<T: Send + 'static> Background<T> {
+    pub(super) fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
         let (sender, receiver) = channel();
-        scope.spawn(move || {
+        std::thread::spawn(move || {
             // Nobody listens any more where the group has failed.
             let _ = sender.send(work());
         });
-        decide(group, call, |patience| match receiver.recv_timeout(patience) {
-            Ok(decision) => Some(decision),
+        Self(receiver)
+    }
+
+    /// What it returned; none if it has not after `patience`.
+    pub(super) fn poll(&self, patience: Duration) -> Option<T> {
+        match self.0.recv_timeout(patience) {
+            Ok(value) => Some(value),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => panic!("rank 0 panicked in {call} of checkpoints"),
-        })
-    })
+            Err(RecvTimeoutError::Disconnected) => panic!("work on a folder of checkpoints panicked"),
+        }
+    }
 }
 
 /// Whether `own` is true on each rank, on every rank.

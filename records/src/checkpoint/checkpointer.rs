@@ -1,6 +1,7 @@
 //! [`Checkpointer`]: saving while training goes on, in step with the other ranks.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -8,7 +9,7 @@ use burn::optim::ModuleOptimizer;
 use burn_nccl::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
-use super::agreement::decide;
+use super::agreement::{Background, decide, decide_by};
 use super::config::{CheckpointConfig, OnFailure};
 use super::failure::{self, CheckpointFailure};
 use super::find::newest;
@@ -54,17 +55,21 @@ impl Checkpointer {
         group: Option<&ProcessGroup>,
     ) -> Result<Self> {
         let folder = folder.as_ref().to_path_buf();
-        let (mut keeper, on_failure) = (None, config.on_failure);
-        let taken = decide(group, "open", |_| {
-            let taken = Keeper::new(&folder, config.clone());
-            Some(taken.map(|taken| keeper = Some(taken)))
+        let on_failure = config.on_failure;
+        let (sender, keeper) = channel();
+        let path = folder.clone();
+        let taken = decide_by(group, "open", move || {
+            let keeper = Keeper::new(&path, config)?;
+            // Nobody takes it where the group has failed: it ends here, and gives the folder free.
+            let _ = sender.send(keeper);
+            Ok(())
         })?;
         match taken {
             Ok(()) => Ok(Self {
                 folder,
                 on_failure,
                 group: group.cloned(),
-                keeper,
+                keeper: keeper.try_recv().ok(),
                 pending: None,
                 pause: Duration::ZERO,
             }),
@@ -164,6 +169,10 @@ struct Keeper {
     writer: Writer,
     /// The steps of checkpoints that may be in the folder, without those too early to matter.
     steps: Vec<u64>,
+    /// How the last save ended, until all ranks are told.
+    previous: Option<failure::Result<()>>,
+    /// The look for later checkpoints than a step, while it lasts.
+    look: Option<(u64, Background<failure::Result<()>>)>,
 }
 
 impl Keeper {
@@ -173,32 +182,46 @@ impl Keeper {
         let steps = folder.steps();
         let writer =
             Writer::start(folder, limit).map_err(CheckpointFailure::io("start a thread for", path))?;
-        Ok(Self { folder: path.into(), writer, steps })
+        Ok(Self { folder: path.into(), writer, steps, previous: None, look: None })
     }
 
     fn status(&mut self, patience: Duration, next: Option<u64>) -> Option<Status> {
-        let previous = self.writer.outcome(patience)?;
-        Some(Status { previous, next: next.map_or(Ok(()), |step| self.check_later(step)) })
+        if self.previous.is_none() {
+            self.previous = Some(self.writer.outcome(patience)?);
+        }
+        let next = next.map_or(Some(Ok(())), |step| self.check_later(step, patience))?;
+        Some(Status { previous: self.previous.take()?, next })
     }
 
-    /// Refuses to save `step` where a later checkpoint is complete, which the next resume would take.
-    fn check_later(&mut self, step: u64) -> failure::Result<()> {
+    /// Refuses to save `step` where a later checkpoint is complete, which the next resume would take. To know that, the
+    /// later ones are read, which takes as long as it takes.
+    fn check_later(&mut self, step: u64, patience: Duration) -> Option<failure::Result<()>> {
         self.steps.retain(|&later| later > step);
         if self.steps.is_empty() {
-            return Ok(());
+            return Some(Ok(()));
         }
-        let (_, newest) = newest(&self.folder).map_err(CheckpointFailure::io("read", &self.folder))?;
-        match newest {
-            Some(TrainingState { step: later, .. }) if later > step => {
-                Err(CheckpointFailure::LaterCheckpoint { step: later })
-            }
-            _ => Ok(()),
-        }
+        let folder = self.folder.clone();
+        let (_, look) = match self.look.take() {
+            Some(look) if look.0 == step => self.look.insert(look),
+            _ => self.look.insert((step, Background::start(move || refuse_later(&folder, step)))),
+        };
+        let refused = look.poll(patience)?;
+        self.look = None;
+        Some(refused)
     }
 
     fn write(&mut self, snapshot: Snapshot) {
         self.steps.push(snapshot.step());
         self.writer.write(snapshot);
+    }
+}
+
+fn refuse_later(folder: &Path, step: u64) -> failure::Result<()> {
+    match newest(folder).map_err(CheckpointFailure::io("read", folder))? {
+        (_, Some(TrainingState { step: later, .. })) if later > step => {
+            Err(CheckpointFailure::LaterCheckpoint { step: later })
+        }
+        _ => Ok(()),
     }
 }
 

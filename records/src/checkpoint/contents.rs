@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Map;
 
 use super::failure::{CheckpointFailure, Result};
-use super::layout::{MODEL, OPTIMIZER, STATE};
+use super::layout::{MODEL, Name, OPTIMIZER, STATE};
 use super::state::{self, TrainingState};
 use crate::Manifest;
 use crate::error::Error;
@@ -37,8 +37,21 @@ pub(super) fn failure(error: Error) -> CheckpointFailure {
     }
 }
 
-/// The manifest of a folder whose files are there in full length; what is wrong otherwise. Reads no tensor.
-pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, String> {
+/// The manifest and the state of a checkpoint that is complete by the sizes of its files; what is wrong otherwise. Reads
+/// no tensor.
+///
+/// This is what a complete checkpoint is, to whoever looks for one; [`verify`] finds changed bytes besides.
+pub(super) fn check(folder: &Path) -> Result<(Manifest, TrainingState), String> {
+    let manifest = check_sizes(folder)?;
+    let state = read_state(folder)?;
+    match Name::of(folder) {
+        Some(name) if name.step() != state.step => Err(format!("its state is that of step {}", state.step)),
+        _ => Ok((manifest, state)),
+    }
+}
+
+/// The manifest of a folder whose files are there in full length; what is wrong otherwise.
+fn check_sizes(folder: &Path) -> Result<Manifest, String> {
     check_is_folder(folder)?;
     let manifest = match Manifest::read(folder) {
         Ok(manifest) => manifest,
@@ -69,15 +82,14 @@ pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, String> {
 
 /// The state in a folder whose files are what the manifest says to the last bit; what is wrong otherwise.
 pub(super) fn verify(folder: &Path) -> Result<TrainingState, String> {
-    let manifest = check_sizes(folder)?;
     // Before the hashes: they take long, and this does not.
-    let state = read_state(folder)?;
+    let (manifest, state) = check(folder)?;
     let found = manifest.verify(folder);
     if found.is_intact() { Ok(state) } else { Err(found.to_string().replace('\n', "; ")) }
 }
 
 /// The state in a folder.
-pub(super) fn read_state(folder: &Path) -> Result<TrainingState, String> {
+fn read_state(folder: &Path) -> Result<TrainingState, String> {
     let unreadable = |error: std::io::Error| format!("{STATE} cannot be read: {error}");
     let mut text = String::new();
     let file = File::open(folder.join(STATE)).map_err(unreadable)?;

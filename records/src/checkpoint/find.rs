@@ -1,9 +1,8 @@
 //! Finds the newest complete checkpoint.
 
 use std::cmp::Reverse;
-use std::ffi::OsString;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use burn_nccl::ProcessGroup;
@@ -16,6 +15,7 @@ use super::failure::CheckpointFailure;
 use super::layout::{self, Name};
 use super::state::TrainingState;
 use crate::error::{Error, Result};
+use crate::sha256;
 
 /// What [`find`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,31 +53,41 @@ pub fn find(folder: impl AsRef<Path>) -> Result<Found> {
 /// where rank 0 found none; [`Error::CheckpointFolder`] where rank 0 cannot read the folder; [`Error::Group`].
 pub fn find_agreed(folder: impl AsRef<Path>, group: Option<&ProcessGroup>) -> Result<Found> {
     let folder = folder.as_ref();
-    let choice = decide_by(group, "find", || {
-        let found = newest(folder).map_err(CheckpointFailure::io("read", folder))?;
-        Ok(Choice::of(&found.0))
+    let path = folder.to_path_buf();
+    let choice = decide_by(group, "find", move || {
+        let (found, _) = newest(&path).map_err(CheckpointFailure::io("read", &path))?;
+        Ok(Choice::of(&found))
     })?;
     let choice: Choice =
         choice.map_err(|failure| Error::CheckpointFolder { folder: folder.into(), failure })?;
     let sees = gather(group, choice.is_seen_in(folder))?;
     let ranks: Vec<usize> = (0..sees.len()).filter(|rank| !sees[*rank]).collect();
-    let path = choice.newest.as_ref().map(|(name, _)| folder.join(name));
+    let path = choice.newest.as_ref().map(|newest| folder.join(&newest.name));
     if !ranks.is_empty() {
         return Err(Error::CheckpointNotVisible { folder: folder.into(), newest: path, ranks });
     }
-    let broken = choice.broken.into_iter().map(|(name, why)| Broken { path: folder.join(name), why });
+    let broken = choice.broken.into_iter().map(|(at, why)| Broken { path: folder.join(at.name), why });
     Ok(Found { newest: path, broken: broken.collect() })
 }
 
 /// As [`find`], with the state of the checkpoint.
-pub(super) fn newest(folder: &Path) -> std::io::Result<(Found, Option<TrainingState>)> {
+pub(super) fn newest(folder: &Path) -> io::Result<(Found, Option<TrainingState>)> {
+    newest_by(folder, contents::verify)
+}
+
+/// As [`find`], by the sizes of files: whoever wants no more than the weights does not wait for the hashes of all files.
+pub(crate) fn newest_by_size(folder: &Path) -> io::Result<Found> {
+    newest_by(folder, contents::check).map(|(found, _)| found)
+}
+
+/// The newest checkpoint in `folder` that is complete by `check`, which says what is wrong otherwise.
+fn newest_by<T>(
+    folder: &Path,
+    check: impl Fn(&Path) -> std::result::Result<T, String>,
+) -> io::Result<(Found, Option<T>)> {
     let mut broken = Vec::new();
-    for (step, path) in candidates(folder)? {
-        let state = contents::verify(&path).and_then(|state| match state.step {
-            found if found == step => Ok(state),
-            found => Err(format!("its state is that of step {found}")),
-        });
-        match state {
+    for path in candidates(folder)? {
+        match check(&path) {
             Ok(state) => return Ok((Found { newest: Some(path), broken }, Some(state))),
             Err(why) => broken.push(Broken { path, why }),
         }
@@ -87,7 +97,7 @@ pub(super) fn newest(folder: &Path) -> std::io::Result<(Found, Option<TrainingSt
 
 /// The checkpoints in `folder`, the greatest step first. One that its writer had retired and died before it put another
 /// in its place is the last of its step.
-fn candidates(folder: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
+fn candidates(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match layout::entries(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -99,38 +109,53 @@ fn candidates(folder: &Path) -> std::io::Result<Vec<(u64, PathBuf)>> {
     };
     let mut ranked: Vec<(u64, bool, PathBuf)> = entries.into_iter().filter_map(rank).collect();
     ranked.sort_by_key(|(step, has_its_name, _)| Reverse((*step, *has_its_name)));
-    Ok(ranked.into_iter().map(|(step, _, path)| (step, path)).collect())
+    Ok(ranked.into_iter().map(|(_, _, path)| path).collect())
 }
 
 /// What rank 0 chose, in names: the folder may be mounted elsewhere on another machine.
 #[derive(Serialize, Deserialize)]
 struct Choice {
-    /// With the hash of its manifest, by which another rank knows that it sees the same.
-    newest: Option<(String, String)>,
-    broken: Vec<(String, String)>,
+    newest: Option<Seen>,
+    broken: Vec<(Seen, String)>,
 }
 
 impl Choice {
     fn of(found: &Found) -> Self {
-        let name = |path: &Path| path.file_name().map_or_else(String::new, |name| name.display().to_string());
         Self {
-            newest: found.newest.as_ref().map(|path| (name(path), fingerprint(path).unwrap_or_default())),
-            broken: found.broken.iter().map(|broken| (name(&broken.path), broken.why.clone())).collect(),
+            newest: found.newest.as_deref().map(Seen::of),
+            broken: found.broken.iter().map(|broken| (Seen::of(&broken.path), broken.why.clone())).collect(),
         }
     }
 
+    /// Whether a rank would choose the same in its `folder`. Where rank 0 chose none, only what it found broken may seem
+    /// complete, as altered bytes do not show by the sizes.
     fn is_seen_in(&self, folder: &Path) -> bool {
         match &self.newest {
-            Some((name, hash)) => fingerprint(&folder.join(OsString::from(name))).as_deref() == Some(hash),
+            Some(newest) => newest.manifest.is_some() && *newest == Seen::of(&folder.join(&newest.name)),
             None => candidates(folder).is_ok_and(|candidates| {
-                candidates.iter().all(|(_, path)| contents::check_sizes(path).is_err())
+                candidates.iter().all(|path| {
+                    contents::check(path).is_err() || {
+                        let seen = Seen::of(path);
+                        self.broken.iter().any(|(broken, _)| *broken == seen)
+                    }
+                })
             }),
         }
     }
 }
 
-/// The SHA-256 of a checkpoint's manifest, which has those of all its files.
-fn fingerprint(checkpoint: &Path) -> Option<String> {
-    let manifest = fs::read(checkpoint.join(contents::MANIFEST)).ok()?;
-    Some(format!("{:x}", Sha256::digest(manifest)))
+/// A checkpoint as a rank sees it.
+#[derive(PartialEq, Serialize, Deserialize)]
+struct Seen {
+    name: String,
+    /// The SHA-256 of its manifest, which has those of all its files.
+    manifest: Option<String>,
+}
+
+impl Seen {
+    fn of(path: &Path) -> Self {
+        let name = path.file_name().map_or_else(String::new, |name| name.display().to_string());
+        let manifest = fs::read(path.join(contents::MANIFEST)).ok();
+        Self { name, manifest: manifest.map(|manifest| sha256::hex(Sha256::new_with_prefix(manifest))) }
+    }
 }

@@ -90,8 +90,7 @@ fn scan(folder: &Path) -> Result<Vec<Kept>> {
     entries.sort_by_key(|(name, _)| matches!(name, Name::Retired(_)));
     for (name, path) in entries {
         let (Name::Step(step) | Name::Retired(step)) = name else { continue };
-        let state = contents::check_sizes(&path).and_then(|_| contents::read_state(&path));
-        if let Ok(state) = state
+        if let Ok((_, state)) = contents::check(&path)
             && kept.iter().all(|kept| kept.step != step)
         {
             kept.push(Kept { step, path, metric: state.metric });

@@ -16,8 +16,10 @@ use super::contents;
 use super::failure::{CheckpointFailure, Result};
 use crate::atomic;
 
+/// The folder of a run in which its checkpoints are.
+const CHECKPOINTS: &str = "checkpoints";
 /// The parameters and running statistics.
-pub(super) const MODEL: &str = "model.bpk";
+pub(crate) const MODEL: &str = "model.bpk";
 /// The state of the optimizer.
 pub(super) const OPTIMIZER: &str = "optimizer.bpk";
 /// The rest of the training's state.
@@ -35,6 +37,18 @@ pub(super) enum Name {
 }
 
 impl Name {
+    /// That of the folder at `path`.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        Self::parse(path.file_name()?.to_str()?)
+    }
+
+    /// The step in it.
+    pub(super) fn step(self) -> u64 {
+        match self {
+            Self::Step(step) | Self::Staged(step) | Self::Retired(step) => step,
+        }
+    }
+
     /// What `name` stands for; none where this crate would not have given it.
     pub(super) fn parse(name: &str) -> Option<Self> {
         if let Some(step) = name.strip_prefix("step-") {
@@ -60,6 +74,29 @@ fn number(text: &str) -> Option<u64> {
 /// The folder of the checkpoint of `step`.
 pub(super) fn step_folder(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step}"))
+}
+
+/// What a folder that someone names is to checkpoints.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Named {
+    /// One of them, be it complete or not.
+    Checkpoint,
+    /// A run or any other folder; where its checkpoints are, if it has any.
+    FolderOf(PathBuf),
+}
+
+/// Tells a checkpoint from the folder that it is in. A checkpoint has a name that this crate gives, or files that only
+/// checkpoints have; a run has a folder `checkpoints`.
+pub(crate) fn named(path: &Path) -> Named {
+    let inside = path.join(CHECKPOINTS);
+    let holds = |name: &str| fs::symlink_metadata(path.join(name)).is_ok();
+    if inside.is_dir() {
+        Named::FolderOf(inside)
+    } else if Name::of(path).is_some() || [contents::MANIFEST, OPTIMIZER, STATE].into_iter().any(holds) {
+        Named::Checkpoint
+    } else {
+        Named::FolderOf(path.into())
+    }
 }
 
 /// Everything in `folder` that has one of our names and is a real folder, no link to one.
@@ -146,7 +183,7 @@ fn make_room(folder: &Path, step: u64, target: &Path) -> Result<Option<PathBuf>>
         Err(error) => return Err(CheckpointFailure::io("read", target)(error)),
         Ok(_) => {}
     }
-    if contents::check_sizes(target).is_ok() {
+    if contents::check(target).is_ok() {
         return retire(folder, step, target).map(Some);
     }
     let (path, renamed) =
@@ -181,8 +218,7 @@ pub(super) fn sweep(folder: &Path) -> io::Result<()> {
             Name::Step(_) => false,
             Name::Staged(_) => true,
             Name::Retired(step) => {
-                contents::check_sizes(&step_folder(folder, step)).is_ok()
-                    || contents::check_sizes(&path).is_err()
+                contents::check(&step_folder(folder, step)).is_ok() || contents::check(&path).is_err()
             }
         };
         if is_left_over {

@@ -10,7 +10,7 @@
 //! # let folder = folder.path().join("checkpoints");
 //! let device = Device::flex().autodiff();
 //! let (mut model, mut optimizer) = (LinearConfig::new(4, 2).init(&device), AdamConfig::new().init());
-//! let mut state = TrainingState { seed: 7, ..TrainingState::default() };
+//! let mut state = TrainingState::default();
 //!
 //! let found = find(&folder)?; // find_agreed, with several ranks
 //! if let Some(newest) = &found.newest {
@@ -61,6 +61,8 @@ mod writer;
 pub use checkpointer::Checkpointer;
 pub use config::{Best, CheckpointConfig, OnFailure};
 pub use failure::CheckpointFailure;
+pub(crate) use find::newest_by_size;
 pub use find::{Broken, Found, find, find_agreed};
+pub(crate) use layout::{MODEL, Named, named};
 pub use open::Checkpoint;
 pub use state::{SamplerState, TrainingState, step_seed};

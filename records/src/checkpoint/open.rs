@@ -8,15 +8,12 @@ use burn::optim::ModuleOptimizer;
 
 use super::contents;
 use super::find::newest;
-use super::layout::{MODEL, OPTIMIZER};
+use super::layout::{MODEL, Named, OPTIMIZER, named};
 use super::optimizer_file;
 use super::snapshot::Parameters;
 use super::state::TrainingState;
 use crate::error::{Error, Result};
 use crate::{LoadDType, LoadOptions, Names, load};
-
-/// The folder of a run in which its checkpoints are.
-const CHECKPOINTS: &str = "checkpoints";
 
 /// A checkpoint that is complete: every file has the hash that its manifest says.
 #[derive(Clone, Debug)]
@@ -35,20 +32,20 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let failed = || Error::file("read", path);
-        let holds = |name: &str| fs::symlink_metadata(path.join(name)).is_ok();
         let found = fs::symlink_metadata(path).map_err(failed())?;
         if found.is_symlink() {
             // A link that the caller names is followed; those inside a folder are not.
             return Self::open(fs::canonicalize(path).map_err(failed())?);
         }
-        if [contents::MANIFEST, MODEL].into_iter().any(holds) && !holds(CHECKPOINTS) {
-            return match contents::verify(path) {
-                Ok(state) => Ok(Self { path: path.into(), state }),
-                Err(why) => Err(Error::CheckpointBroken { path: path.into(), why }),
-            };
-        }
-        let inside = path.join(CHECKPOINTS);
-        let folder = if inside.is_dir() { inside } else { path.into() };
+        let folder = match named(path) {
+            Named::FolderOf(folder) => folder,
+            Named::Checkpoint => {
+                return match contents::verify(path) {
+                    Ok(state) => Ok(Self { path: path.into(), state }),
+                    Err(why) => Err(Error::CheckpointBroken { path: path.into(), why }),
+                };
+            }
+        };
         let (found, state) = newest(&folder).map_err(Error::file("read", &folder))?;
         match (found.newest, state) {
             (Some(path), Some(state)) => Ok(Self { path, state }),

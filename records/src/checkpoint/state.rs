@@ -22,10 +22,6 @@ pub struct TrainingState {
     /// The state of loss scaling.
     #[serde(default)]
     pub scaler: Option<GradScalerState>,
-    /// What every random draw comes from: see [`step_seed`].
-    pub seed: u64,
-    /// The ranks that trained.
-    pub world_size: u64,
     /// What keep-best compares; one that is not finite is as none.
     #[serde(default)]
     pub metric: Option<f64>,
@@ -50,7 +46,7 @@ pub struct SamplerState {
     pub epoch: u64,
     /// Images of all ranks that were consumed in it.
     pub images: u64,
-    /// What the order is drawn from.
+    /// What the order is drawn from, and every other draw by [`step_seed`].
     pub seed: u64,
     /// Samples in the data set.
     pub dataset_len: u64,
@@ -132,8 +128,6 @@ mod tests {
             epoch: 3,
             sampler: Some(SamplerState { images: 1 << 60, seed: u64::MAX, ..SamplerState::default() }),
             scaler: Some(scaler()),
-            seed: u64::MAX - 1,
-            world_size: 2,
             metric: Some(0.1 + 0.2),
             config: json!({ "a \" 1.5 \\": ["\\", "1.5", "-2e3", 7], "empty": {} }),
             history: json!([1e-308, 5e-324, -1.7976931348623157e308, 0.1, -0.5]),
@@ -170,13 +164,13 @@ mod tests {
 
     /// A whole state with this in it.
     fn with(fields: &str) -> String {
-        format!(r#"{{"version": 1, "state": {{"epoch": 0, "seed": 0, "world_size": 1, {fields}}}}}"#)
+        format!(r#"{{"version": 1, "state": {{"epoch": 0, {fields}}}}}"#)
     }
 
     #[test]
     fn what_a_caller_left_out_is_empty() {
         let found = decode(&with(r#""step": 1"#)).unwrap();
-        assert_eq!(found, TrainingState { step: 1, world_size: 1, ..TrainingState::default() });
+        assert_eq!(found, TrainingState { step: 1, ..TrainingState::default() });
     }
 
     #[test]
@@ -200,7 +194,7 @@ mod tests {
             r#"{"version": 1e999, "state": {}}"#,
             r#"{"version": 1, "state": 7}"#,
             r#"{"version": 1, "state": {}}"#,
-            r#"{"version": 1, "state": {"step": 1, "epoch": 0, "seed": 0}}"#,
+            r#"{"version": 1, "state": {"step": 1}}"#,
             &with(r#""step": -1"#),
             &with(r#""step": 1.5"#),
             &with(r#""step": 18446744073709551616"#),

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use super::{Manifest, ManifestTensor};
 use crate::error::{Error, Result};
 use crate::format::Format;
+use crate::sha256;
 use crate::source::{OpenOptions, Source, StoredTensor};
 
 /// What is read of a file at a time.
@@ -66,7 +67,7 @@ pub(super) fn digest(mut file: File) -> io::Result<(u64, String)> {
             Err(error) => return Err(error),
         }
     }
-    Ok((bytes, format!("{:x}", hash.finalize())))
+    Ok((bytes, sha256::hex(hash)))
 }
 
 /// The tensors of a file, none where it holds no weights. An index of shards is described by its shards.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::{self, Broken, Found, Named};
 use crate::{Error, Result};
 
 /// Where weights are, once a folder has been looked into.
@@ -29,14 +30,14 @@ pub(crate) fn locate(path: &Path) -> Result<Located> {
             found: "it is neither a file nor a folder".into(),
         });
     }
-    let (model, index, single) =
-        (path.join("model.bpk"), path.join("model.safetensors.index.json"), path.join("model.safetensors"));
-    if is_checkpoint(path) {
-        Ok(Located::Checkpoint(model))
-    } else if let Some(newest) =
-        newest_checkpoint(&path.join("checkpoints")).or_else(|| newest_checkpoint(path))
-    {
-        Ok(Located::Checkpoint(newest.join("model.bpk")))
+    let (model, index, single) = (
+        path.join(checkpoint::MODEL),
+        path.join("model.safetensors.index.json"),
+        path.join("model.safetensors"),
+    );
+    let Found { newest, broken } = newest_checkpoint(path)?;
+    if let Some(newest) = newest {
+        Ok(Located::Checkpoint(newest.join(checkpoint::MODEL)))
     } else if model.is_file() {
         Ok(Located::Checkpoint(model))
     } else if index.is_file() {
@@ -44,25 +45,22 @@ pub(crate) fn locate(path: &Path) -> Result<Located> {
     } else if single.is_file() {
         Ok(Located::File(single))
     } else {
-        let found =
-            "the folder has no checkpoint, `model.bpk`, `model.safetensors` or index of shards".into();
+        let found = match broken.first() {
+            Some(Broken { path, why }) => {
+                format!("the folder's newest checkpoint is {}: {why}", path.display())
+            }
+            None => {
+                "the folder has no checkpoint, `model.bpk`, `model.safetensors` or index of shards".into()
+            }
+        };
         Err(Error::UnknownFormat { path: path.into(), found })
     }
 }
 
-/// The manifest is written last, so a folder that has it is complete.
-fn is_checkpoint(folder: &Path) -> bool {
-    folder.join("manifest.json").is_file() && folder.join("model.bpk").is_file()
-}
-
-/// The complete `step-N` in `folder` with the greatest number; as text, `step-10` would come before `step-9`.
-fn newest_checkpoint(folder: &Path) -> Option<PathBuf> {
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
-    fs::read_dir(folder)
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter_map(|path| Some((step(&path)?, path)))
-        .filter(|(_, path)| is_checkpoint(path))
-        .max_by_key(|&(step, _)| step)
-        .map(|(_, path)| path)
+/// The newest complete checkpoint in the folder of a run or of checkpoints. In a checkpoint itself there is none.
+fn newest_checkpoint(path: &Path) -> Result<Found> {
+    match checkpoint::named(path) {
+        Named::Checkpoint => Ok(Found::default()),
+        Named::FolderOf(folder) => checkpoint::newest_by_size(&folder).map_err(Error::file("read", &folder)),
+    }
 }

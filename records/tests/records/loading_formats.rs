@@ -1,11 +1,13 @@
 //! Every format, from files that PyTorch, safetensors and Burn wrote.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device};
-use burn_nccl_records::{Error, Format, LoadOptions, LoadReport, Names, OpenOptions, Source, load};
+use burn_nccl_records::checkpoint::Checkpoint;
+use burn_nccl_records::{Error, Format, LoadOptions, LoadReport, Manifest, Names, OpenOptions, Source, load};
 
 use crate::fixtures::{Net, assert_computes_as_pytorch, assert_is_golden, assert_is_scaled, fixture};
 
@@ -204,25 +206,41 @@ fn any_format_may_be_compressed_with_zstd() {
 fn of_a_run_the_newest_complete_checkpoint_loads() {
     let folder = tempfile::tempdir().unwrap();
     let record = burnpack(folder.path());
-    let put = |name: &str, complete: bool| {
-        let checkpoint = folder.path().join("run/checkpoints").join(name);
+    let run = folder.path().join("run");
+    let put = |name: &str, step: u64| {
+        let checkpoint = run.join("checkpoints").join(name);
         fs::create_dir_all(&checkpoint).unwrap();
         fs::copy(&record, checkpoint.join("model.bpk")).unwrap();
-        if complete {
-            fs::write(checkpoint.join("manifest.json"), "{}").unwrap();
-        }
+        fs::copy(&record, checkpoint.join("optimizer.bpk")).unwrap();
+        let state = format!(r#"{{"version":1,"state":{{"step":{step},"epoch":0}}}}"#);
+        fs::write(checkpoint.join("state.json"), state).unwrap();
+        let files = ["model.bpk", "optimizer.bpk", "state.json"];
+        Manifest::describe(&checkpoint, &files).unwrap().write(&checkpoint).unwrap();
         checkpoint
     };
-    put("step-9", true);
-    let newest = put("step-10", true);
-    put("step-11", false);
-    put(".step-12.tmp", true);
-    let run = folder.path().join("run");
+    put("step-9", 9);
+    let newest = put("step-10", 10);
+    // Neither what was never finished, nor what is short, of another step, no checkpoint's name or outside.
+    fs::remove_file(put("step-11", 11).join("manifest.json")).unwrap();
+    fs::write(put("step-12", 12).join("model.bpk"), "").unwrap();
+    put("step-13", 7);
+    put(".step-14.1-1.tmp", 14);
+    put("step-015", 15);
+    let outside = folder.path().join("outside");
+    fs::rename(put("step-16", 16), &outside).unwrap();
+    symlink(&outside, run.join("checkpoints/step-16")).unwrap();
     for path in [run.clone(), run.join("checkpoints"), newest.clone()] {
         let source = open(&path);
         assert_eq!((source.format(), source.files()), (Format::Checkpoint, &[newest.join("model.bpk")][..]));
         assert_is_golden(&load_net(&path).0);
     }
+    assert_eq!(Checkpoint::open(&run).unwrap().path(), newest);
+    // With none that is complete, the reason of the newest.
+    for name in ["step-9", "step-10"] {
+        fs::remove_dir_all(run.join("checkpoints").join(name)).unwrap();
+    }
+    let none = Source::open(&run, &OpenOptions::default()).unwrap_err().to_string();
+    assert!(none.contains("step-13: its state is that of step 7"), "{none}");
     // Without checkpoints, the final model of the run.
     fs::remove_dir_all(run.join("checkpoints")).unwrap();
     fs::copy(&record, run.join("model.bpk")).unwrap();

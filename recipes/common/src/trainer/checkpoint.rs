@@ -87,8 +87,6 @@ impl Trainer {
                 accumulate: config.accumulate as u64,
             }),
             scaler: self.mixed_precision.state(),
-            seed: config.seed,
-            world_size,
             metric: evaluation.map(Evaluation::accuracy),
             config: json(serde_json::to_value(config))?,
             history: json(serde_json::to_value(curves.unwrap_or_default()))?,

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::optim::ModuleOptimizer;
 use burn_nccl::{GroupOptions, ProcessGroup};
-use burn_nccl_records::Error;
 use burn_nccl_records::checkpoint::{
     Checkpoint, CheckpointConfig, CheckpointFailure, Checkpointer, OnFailure, find_agreed,
 };
+use burn_nccl_records::{Error, Manifest};
 
 use super::training::{Hooked, at, names, net, saved, sgd, state, train};
 
@@ -58,6 +58,44 @@ fn no_rank_returns_before_the_checkpoint_is_on_disk_however_long_that_takes() {
         (rank, was_there)
     });
     assert_eq!(was_there, [(0, true), (1, true)]);
+}
+
+/// The checkpoint of a step, complete by its sizes and altered, whose `model.bpk` takes `long` to read. The file is all
+/// holes and takes no room; how long the reading takes is measured on a smaller one.
+fn slow(folder: &Path, step: u64, long: Duration) {
+    const MEASURED_BYTES: u64 = 128 << 20;
+    let at = at(folder, step);
+    let model = at.join("model.bpk");
+    let resize = |bytes| std::fs::File::create(&model).unwrap().set_len(bytes).unwrap();
+    let mut manifest = Manifest::read(&at).unwrap();
+    manifest.files.sort_by_key(|file| file.name != "model.bpk");
+    manifest.files[0].bytes = MEASURED_BYTES;
+    resize(MEASURED_BYTES);
+    let start = Instant::now();
+    assert!(!manifest.verify(&at).is_intact());
+    let bytes = MEASURED_BYTES as f64 * long.as_secs_f64() / start.elapsed().as_secs_f64();
+    manifest.files[0].bytes = bytes as u64;
+    resize(bytes as u64);
+    manifest.write(&at).unwrap();
+}
+
+#[test]
+fn a_folder_may_take_longer_to_read_than_a_collective_may_take() {
+    let timeout = Duration::from_millis(400);
+    let folder = saved(&[(1, None), (9, None)], CheckpointConfig::default());
+    slow(folder.path(), 9, 4 * timeout);
+    let found = ranks(timeout, |_, group| find_agreed(folder.path(), Some(group)).unwrap());
+    for found in found {
+        assert_eq!(found.newest, Some(at(folder.path(), 1)));
+        assert_eq!(found.broken[0].why, "model.bpk: altered, its SHA-256 is another");
+    }
+    // A save of an earlier step reads the later one, to see whether it would hide the new one.
+    ranks(timeout, |_, group| {
+        let mut checkpointer = open(folder.path(), group).unwrap();
+        checkpointer.save(&net(1), &sgd(), state(2)).unwrap();
+        checkpointer.finish().unwrap();
+    });
+    assert!(at(folder.path(), 2).join("manifest.json").exists());
 }
 
 #[test]
@@ -167,6 +205,19 @@ fn all_ranks_resume_from_the_checkpoint_that_rank_0_found() {
         assert_eq!(Checkpoint::open(found.newest.as_ref().unwrap()).unwrap().state().step, 9);
     }
     std::fs::remove_dir_all(mount.parent().unwrap()).unwrap();
+}
+
+/// It is complete by its sizes to whoever does not hash it.
+#[test]
+fn ranks_that_see_the_same_altered_checkpoint_agree_that_there_is_none() {
+    let folder = saved(&[(9, None)], CheckpointConfig::default());
+    let model = at(folder.path(), 9).join("model.bpk");
+    let mut bytes = std::fs::read(&model).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&model, bytes).unwrap();
+    for found in ranks(PATIENT, |_, group| find_agreed(folder.path(), Some(group)).unwrap()) {
+        assert_eq!((found.newest, found.broken.len()), (None, 1));
+    }
 }
 
 // C10

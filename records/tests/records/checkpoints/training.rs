@@ -110,7 +110,7 @@ pub(super) fn adam() -> ModuleOptimizer {
 }
 
 pub(super) fn state(step: u64) -> TrainingState {
-    TrainingState { step, seed: 5, world_size: 1, ..TrainingState::default() }
+    TrainingState { step, ..TrainingState::default() }
 }
 
 pub(super) fn open(folder: &Path, config: CheckpointConfig) -> Checkpointer {
