@@ -130,6 +130,25 @@ fn safetensors_load_with_and_without_a_note_of_their_writer() {
 }
 
 #[test]
+fn a_file_says_whose_names_it_has_and_what_wraps_them() {
+    for (name, prefix) in [
+        ("net.pth", ""),
+        ("net-unlabelled.safetensors", ""),
+        ("checkpoint-state_dict.pth", "module."),
+        ("checkpoint-model.pth", "_orig_mod."),
+    ] {
+        let source = open(&fixture(name));
+        assert_eq!((source.names(), source.wrapper_prefix().as_str()), (Names::Torch, prefix), "{name}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(open(&burnpack(folder.path())).names(), Names::Burn);
+    // Asked for the wrong ones, it does not look for those that fit.
+    let options = LoadOptions::default().with_names(Names::Burn);
+    let error = load(&Net::new(&Device::flex()), fixture("net.pth"), &options).unwrap_err();
+    assert!(matches!(&error, Error::Mismatch { report, .. } if report.names == Names::Burn), "{error}");
+}
+
+#[test]
 fn shards_load_through_their_index_and_through_their_folder() {
     let index = fixture("sharded/model.safetensors.index.json");
     for path in [index.as_path(), index.parent().unwrap()] {

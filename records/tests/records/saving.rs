@@ -542,6 +542,12 @@ fn options_and_tensors_that_cannot_be_had_are_refused() {
         PackTensor::deferred("big".into(), DType::U8, [1_usize << 35], None, 1 << 35, || unreachable!());
     let error = save_tensors(vec![huge], &path, &quick()).unwrap_err();
     assert!(matches!(error, Error::Limit { limit, .. } if limit == 10 << 30), "{error}");
+    // What this crate would not read back.
+    let many: Vec<_> = (0..100_001).map(|i| tensor(&i.to_string(), &[1], &[1.0])).collect();
+    for options in [quick(), safetensors(), safetensors().with_max_shard_bytes(1 << 10)] {
+        let error = save_tensors(many.clone(), &path, &options).unwrap_err();
+        assert!(matches!(error, Error::Limit { size: 100_001, limit: 100_000, .. }), "{error}");
+    }
     assert!(files(folder.path()).is_empty());
 }
 
