@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_nccl_models::{Depth, ModelError, NormConfig, ResNetConfig, Stem};
-use burn_nccl_records::{Error, SaveFormat, SaveOptions, StoredType, load_model, save, save_model};
+use burn_nccl_records::{Error, SaveDType, SaveFormat, SaveOptions, load_model, save, save_model};
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
@@ -156,7 +156,7 @@ fn a_model_saved_in_half_precision_computes_in_single_precision_again() {
     let device = Device::flex();
     let config = ResNetConfig::new(Depth::ResNet18, 10).with_stem(Stem::Cifar);
     let model = config.init(&device);
-    let options = SaveOptions::default().with_durable(false).with_stored(StoredType::F16);
+    let options = SaveOptions::default().with_durable(false).with_dtype(SaveDType::F16);
     let report = save_model(&config, &model, &path, &options).unwrap();
     let (_, loaded) = load_model::<ResNetConfig>(&path, &device).unwrap();
     let (before, after) = (values(model.fc.weight.val()), values(loaded.fc.weight.val()));

@@ -35,7 +35,7 @@ impl Format {
     }
 
     /// Its name in a sentence.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Pytorch => "PyTorch",
             Self::Safetensors => "safetensors",
@@ -83,16 +83,17 @@ fn of_head(head: &[u8]) -> Option<Format> {
         .then_some(Format::Pytorch)
 }
 
-/// The longest JSON header of a safetensors file, as in the safetensors crate.
+/// The longest JSON header of a safetensors file, as in the safetensors crate, and the largest index of shards: it lists
+/// the same names.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// What the text begins with that Git LFS leaves in place of a file that it has not fetched.
+pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 /// What a file that is none of the formats seems to be.
 fn describe(head: &[u8], compressed: bool) -> String {
     let known: [(&[u8], &str); 9] = [
-        (
-            b"version https://git-lfs",
-            "it is a Git LFS pointer, and `git lfs pull` fetches the weights themselves",
-        ),
+        (LFS_POINTER, "it is a Git LFS pointer, and `git lfs pull` fetches the weights themselves"),
         (b"<", "it is a web page, so that the download needs another address or a login"),
         (b"\x89HDF", "it is HDF5, as Keras writes; convert it to safetensors"),
         (b"GGUF", "it is GGUF; convert it to safetensors"),

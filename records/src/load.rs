@@ -11,7 +11,7 @@ use crate::cast::cast;
 use crate::names::Hint;
 use crate::plan::{Assignment, Plan, plan};
 use crate::slots::Slots;
-use crate::{Error, LoadReport, NameStyle, OpenOptions, Result, Source, StoredTensor};
+use crate::{Error, LoadReport, Names, OpenOptions, Result, Source, StoredTensor};
 
 /// How weights are loaded. The default is strict: every parameter finds its tensor, and every tensor its parameter.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +19,9 @@ use crate::{Error, LoadReport, NameStyle, OpenOptions, Result, Source, StoredTen
 pub struct LoadOptions {
     /// How the file is opened.
     pub open: OpenOptions,
-    /// Whose names the file has.
-    pub names: NameStyle,
+    /// Whose names the file has. Without it: as the file or its format says, or, where neither does, those by which more
+    /// parameters find a tensor of their shape.
+    pub names: Option<Names>,
     /// Loads what fits and leaves the rest of the model as it is, instead of refusing a file that lacks a parameter, has
     /// tensors left over, or one of another shape or kind. A file of which nothing fits is refused still.
     pub lenient: bool,
@@ -28,12 +29,12 @@ pub struct LoadOptions {
     /// name it does not match may then be left over.
     pub only: Option<PathFilter>,
     /// The floating-point type that parameters take.
-    pub dtype: StoredDType,
+    pub dtype: LoadDType,
 }
 
 /// Which type a floating-point parameter takes when it is loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum StoredDType {
+pub enum LoadDType {
     /// The parameter's, or for one that has no value yet the default of its device.
     #[default]
     Module,
@@ -50,8 +51,8 @@ impl LoadOptions {
     }
 
     /// Takes the file to have `names`.
-    pub fn with_names(self, names: NameStyle) -> Self {
-        Self { names, ..self }
+    pub fn with_names(self, names: Names) -> Self {
+        Self { names: Some(names), ..self }
     }
 
     /// Loads what fits.
@@ -65,7 +66,7 @@ impl LoadOptions {
     }
 
     /// Loads floating-point parameters as `dtype`.
-    pub fn with_dtype(self, dtype: StoredDType) -> Self {
+    pub fn with_dtype(self, dtype: LoadDType) -> Self {
         Self { dtype, ..self }
     }
 }
@@ -94,13 +95,13 @@ pub fn load<M: Module>(module: &M, path: impl AsRef<Path>, options: &LoadOptions
 ///
 /// As [`load`], but for opening.
 pub fn load_source<M: Module>(module: &M, source: &Source, options: &LoadOptions) -> Result<(M, LoadReport)> {
-    if let StoredDType::To(dtype) = options.dtype
+    if let LoadDType::To(dtype) = options.dtype
         && !matches!(dtype, DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
     {
         return Err(Error::NotFloat { dtype });
     }
     let Slots { slots, lazy, .. } = Slots::of(module);
-    let hint = Hint::new(options.names, source.format(), source.metadata());
+    let hint = options.names.map_or_else(|| Hint::new(source.format(), source.metadata()), Hint::Sure);
     let Plan { assignments, report } =
         plan(&slots, source.tensors(), hint, options.only.as_ref(), options.dtype);
     let refused = !options.lenient && !report.is_complete();

@@ -5,16 +5,16 @@ use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::load::{LoadOptions, load_source};
 use crate::save::{SaveOptions, SaveReport, save};
 use crate::source::Source;
 
 /// The metadata key of [`Architecture::NAME`].
-const ARCHITECTURE_KEY: &str = "burn-nccl.architecture";
+pub(crate) const ARCHITECTURE_KEY: &str = "burn-nccl.architecture";
 
 /// The metadata key of the config, as JSON.
-const CONFIG_KEY: &str = "burn-nccl.config";
+pub(crate) const CONFIG_KEY: &str = "burn-nccl.config";
 
 /// A kind of model that a file can describe: the config from which it is built.
 ///
@@ -50,35 +50,18 @@ pub fn save_model<A: Architecture>(
     path: impl AsRef<Path>,
     options: &SaveOptions,
 ) -> Result<SaveReport> {
-    let json = serde_json::to_string(config).expect("a config is plain data with text for keys");
-    let options = options.clone().with_metadata(ARCHITECTURE_KEY, A::NAME).with_metadata(CONFIG_KEY, json);
-    save(model, path, &options)
+    save(model, path, &options.clone().with_architecture(config))
 }
 
 /// Builds the model that a file of [`save_model`] describes, on `device`, with the weights of the file.
 ///
 /// # Errors
 ///
-/// [`Error::NoArchitecture`], [`Error::OtherArchitecture`] and [`Error::ModelConfig`] for a file that describes no such
-/// model; else as [`load`](crate::load()).
+/// Those of [`Source::architecture`] and of [`load`](crate::load()).
 pub fn load_model<A: Architecture>(path: impl AsRef<Path>, device: &Device) -> Result<(A, A::Model)> {
     let options = LoadOptions::default();
     let source = Source::open(path, &options.open)?;
-    let config = config::<A>(&source)?;
+    let config = source.architecture::<A>()?;
     let (model, _) = load_source(&config.init(device), &source, &options)?;
     Ok((config, model))
-}
-
-/// The config in a file, which is used only once it is known to be one of `A`.
-fn config<A: Architecture>(source: &Source) -> Result<A> {
-    let path = || source.path().into();
-    let entry = |key| source.metadata().get(key).ok_or_else(|| Error::NoArchitecture { path: path() });
-    let found = entry(ARCHITECTURE_KEY)?;
-    if found != A::NAME {
-        return Err(Error::OtherArchitecture { path: path(), expected: A::NAME, found: found.clone() });
-    }
-    let invalid = |why| Error::ModelConfig { path: path(), why };
-    let config: A = serde_json::from_str(entry(CONFIG_KEY)?).map_err(|error| invalid(error.to_string()))?;
-    config.check().map_err(invalid)?;
-    Ok(config)
 }

@@ -7,7 +7,7 @@ use burn::tensor::DType;
 
 use crate::names::{Hint, is_batch_count, wrapper_prefix};
 use crate::slots::{Kind, Slot};
-use crate::{LoadReport, Misshapen, Missing, Mistyped, NameStyle, StoredDType, StoredTensor};
+use crate::{LoadDType, LoadReport, Misshapen, Missing, Mistyped, Names, StoredTensor};
 
 /// One tensor and its place.
 #[derive(Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub(crate) fn plan(
     tensors: &[StoredTensor],
     hint: Hint,
     only: Option<&PathFilter>,
-    dtype: StoredDType,
+    dtype: LoadDType,
 ) -> Plan {
     let keys: Vec<&str> = tensors.iter().map(StoredTensor::name).collect();
     let prefix = wrapper_prefix(&keys, &slots.iter().map(Slot::plain).collect::<Vec<_>>());
@@ -63,7 +63,7 @@ pub(crate) fn plan(
         }
     }
     let wanted = |name: &str| {
-        !(style == NameStyle::Torch && is_batch_count(name)) && only.is_none_or(|only| only.matches(name))
+        !(style == Names::Torch && is_batch_count(name)) && only.is_none_or(|only| only.matches(name))
     };
     report.unexpected = unused(&names, &used).filter(|name| wanted(name)).map(String::from).collect();
     report.prefix = Some(prefix).filter(|prefix| !prefix.is_empty());
@@ -74,12 +74,12 @@ fn unused<'a>(names: &'a [&str], used: &'a [bool]) -> impl Iterator<Item = &'a s
     names.iter().zip(used).filter(|(_, used)| !**used).map(|(name, _)| *name)
 }
 
-fn find(slot: &Slot, by_name: &HashMap<&str, usize>, style: NameStyle) -> Option<usize> {
+fn find(slot: &Slot, by_name: &HashMap<&str, usize>, style: Names) -> Option<usize> {
     slot.keys(style).iter().find_map(|key| by_name.get(key)).copied()
 }
 
 /// Whether a tensor can be loaded into the parameter of its name; if not, the report says why.
-fn fits(slot: &Slot, tensor: &StoredTensor, style: NameStyle, report: &mut LoadReport) -> bool {
+fn fits(slot: &Slot, tensor: &StoredTensor, style: Names, report: &mut LoadReport) -> bool {
     let (name, key, expected) = (slot.path.clone(), tensor.name.clone(), slot.shape(style));
     if expected != tensor.shape {
         report.misshapen.push(Misshapen { name, key, expected, found: tensor.shape.clone() });
@@ -92,10 +92,10 @@ fn fits(slot: &Slot, tensor: &StoredTensor, style: NameStyle, report: &mut LoadR
 }
 
 /// The type to load with. Booleans are stored as the device stores them.
-fn target(slot: &Slot, file: DType, dtype: StoredDType) -> DType {
+fn target(slot: &Slot, file: DType, dtype: LoadDType) -> DType {
     match (slot.kind, dtype) {
-        (Kind::Float, StoredDType::To(dtype)) => dtype,
-        (Kind::Float | Kind::Int, StoredDType::File) => file,
+        (Kind::Float, LoadDType::To(dtype)) => dtype,
+        (Kind::Float | Kind::Int, LoadDType::File) => file,
         _ => slot.dtype,
     }
 }
@@ -106,12 +106,12 @@ fn choose_style(
     tensors: &[StoredTensor],
     by_name: &HashMap<&str, usize>,
     hint: Hint,
-) -> NameStyle {
+) -> Names {
     let likely = match hint {
         Hint::Sure(style) => return style,
         Hint::Likely(style) => style,
     };
-    let other = if likely == NameStyle::Torch { NameStyle::Burn } else { NameStyle::Torch };
+    let other = if likely == Names::Torch { Names::Burn } else { Names::Torch };
     let matching = |style| {
         let fits = |slot: &&Slot| {
             find(slot, by_name, style).is_some_and(|index| tensors[index].shape == slot.shape(style))
@@ -149,22 +149,22 @@ mod tests {
     }
 
     fn make(tensors: &[StoredTensor], hint: Hint) -> Plan {
-        plan(&slots(), tensors, hint, None, StoredDType::Module)
+        plan(&slots(), tensors, hint, None, LoadDType::Module)
     }
 
     #[test]
     fn unlabelled_names_are_told_by_what_fits() {
         let torch = [tensor("bn.weight", &[4]), tensor("fc.weight", &[3, 4])];
         let burn = [tensor("bn.gamma", &[4]), tensor("fc.weight", &[4, 3])];
-        for likely in [NameStyle::Torch, NameStyle::Burn] {
+        for likely in [Names::Torch, Names::Burn] {
             let plan = make(&torch, Hint::Likely(likely));
-            assert!(plan.report.is_complete() && plan.report.names == NameStyle::Torch, "{}", plan.report);
+            assert!(plan.report.is_complete() && plan.report.names == Names::Torch, "{}", plan.report);
             assert!(plan.assignments[1].transpose);
             let plan = make(&burn, Hint::Likely(likely));
-            assert!(plan.report.is_complete() && plan.report.names == NameStyle::Burn, "{}", plan.report);
+            assert!(plan.report.is_complete() && plan.report.names == Names::Burn, "{}", plan.report);
             assert!(!plan.assignments[1].transpose);
         }
-        let plan = make(&burn, Hint::Sure(NameStyle::Torch));
+        let plan = make(&burn, Hint::Sure(Names::Torch));
         assert_eq!(plan.report.misshapen.len(), 1, "{}", plan.report);
     }
 
@@ -175,17 +175,17 @@ mod tests {
             tensor("bn.num_batches_tracked", &[]),
             tensor("fc.weight", &[3, 4]),
         ];
-        assert!(make(&tensors, Hint::Sure(NameStyle::Torch)).report.is_complete());
+        assert!(make(&tensors, Hint::Sure(Names::Torch)).report.is_complete());
         tensors[0].name = "bn.gamma".into();
         tensors[2].shape.reverse();
-        assert_eq!(make(&tensors, Hint::Sure(NameStyle::Burn)).report.unexpected, ["bn.num_batches_tracked"]);
+        assert_eq!(make(&tensors, Hint::Sure(Names::Burn)).report.unexpected, ["bn.num_batches_tracked"]);
     }
 
     #[test]
     fn integers_do_not_become_weights() {
         let mut tensors = [tensor("bn.weight", &[4]), tensor("fc.weight", &[3, 4])];
         tensors[0].dtype = DType::I64;
-        let report = make(&tensors, Hint::Sure(NameStyle::Torch)).report;
+        let report = make(&tensors, Hint::Sure(Names::Torch)).report;
         assert_eq!((report.mistyped.len(), report.loaded.len()), (1, 1), "{report}");
     }
 
@@ -194,7 +194,7 @@ mod tests {
         let mut slots = slots();
         slots[1].kind = Kind::Quantized;
         let tensors = [tensor("bn.weight", &[4]), tensor("fc.weight", &[3, 4])];
-        let report = plan(&slots, &tensors, Hint::Sure(NameStyle::Torch), None, StoredDType::Module).report;
+        let report = plan(&slots, &tensors, Hint::Sure(Names::Torch), None, LoadDType::Module).report;
         assert!(report.to_string().contains("fc.weight: the model needs quantized values, the file has F32"));
     }
 
@@ -203,7 +203,7 @@ mod tests {
     fn names_without_a_prefix_keep_their_places() {
         let names = ["conv.weight", "bn.weight", "a", "fc.weight"];
         let tensors = names.map(|name| tensor(name, &[1]));
-        let report = make(&tensors, Hint::Sure(NameStyle::Torch)).report;
+        let report = make(&tensors, Hint::Sure(Names::Torch)).report;
         assert_eq!((report.prefix, report.unexpected), (None, vec!["conv.weight".to_string(), "a".into()]));
     }
 }

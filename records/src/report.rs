@@ -2,14 +2,14 @@ use std::fmt;
 
 use burn::tensor::DType;
 
-use crate::NameStyle;
+use crate::Names;
 
 /// How a file's tensors and a model's parameters came together.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Whose names the file was taken to have; never [`NameStyle::Auto`].
-    pub names: NameStyle,
+    /// Whose names the file was taken to have.
+    pub names: Names,
     /// What wrappers had put before every name of the file, and was removed: `module.`, say.
     pub prefix: Option<String>,
     /// Paths of the parameters that were loaded, in the model's order, as all lists of parameters here.
@@ -117,7 +117,7 @@ fn most_alike<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Vec<&'a s
 impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = match self.names {
-            NameStyle::Torch => "PyTorch",
+            Names::Torch => "PyTorch",
             _ => "Burn",
         };
         write!(f, "{} of {} parameters match ({names} names", self.loaded.len(), self.parameters())?;
@@ -175,7 +175,7 @@ mod tests {
     fn a_report_names_both_sides_and_the_nearest_candidates() {
         let missing = |name: &str, key: &str| Missing { name: name.into(), key: key.into(), shape: vec![10] };
         let report = LoadReport {
-            names: NameStyle::Torch,
+            names: Names::Torch,
             prefix: Some("module.".into()),
             loaded: vec!["conv1.weight".into()],
             missing: vec![missing("fc.bias", "fc.bias"), missing("bn1.gamma", "bn1.weight")],

@@ -7,7 +7,9 @@ use burn::store::burn_pack::Tensor;
 use crate::atomic;
 use crate::compression::Zstd;
 use crate::error::{Error, Result};
-use crate::stored_type::StoredType;
+use crate::model::{ARCHITECTURE_KEY, Architecture, CONFIG_KEY};
+use crate::names::Names;
+use crate::save_dtype::SaveDType;
 use crate::write::{self, collect};
 
 /// The layout of a saved file.
@@ -30,27 +32,15 @@ impl SaveFormat {
     }
 }
 
-/// Whose names and layouts the tensors of a file have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Names {
-    /// The paths of the module's fields, and Burn's layouts.
-    #[default]
-    Burn,
-    /// Those of a PyTorch `state_dict`: `weight` and `bias` for a norm's gamma and beta, a `Linear` weight as
-    /// `[out, in]`, no names of enum variants. A network whose fields have torchvision's names then loads into
-    /// torchvision strictly.
-    Torch,
-}
-
 /// How to save.
 ///
 /// ```
-/// use burn_nccl_records::{Names, SaveFormat, SaveOptions, StoredType};
+/// use burn_nccl_records::{Names, SaveFormat, SaveOptions, SaveDType};
 ///
 /// let for_torchvision = SaveOptions::default()
 ///     .with_format(SaveFormat::Safetensors)
 ///     .with_names(Names::Torch)
-///     .with_stored(StoredType::F16);
+///     .with_dtype(SaveDType::F16);
 /// assert!(for_torchvision.durable);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +51,7 @@ pub struct SaveOptions {
     /// Whose names the tensors get; [`Names::Torch`] needs [`SaveFormat::Safetensors`].
     pub names: Names,
     /// The float type of what has two dimensions or more.
-    pub stored: StoredType,
+    pub dtype: SaveDType,
     /// Compresses the whole file as one zstd stream, which only this crate's loader undoes by itself.
     pub compression: Option<Zstd>,
     /// Splits a safetensors file into shards of at most this many bytes of tensors, in Hugging Face's layout: the path is
@@ -81,7 +71,7 @@ impl Default for SaveOptions {
         Self {
             format: SaveFormat::default(),
             names: Names::default(),
-            stored: StoredType::default(),
+            dtype: SaveDType::default(),
             compression: None,
             max_shard_bytes: None,
             durable: true,
@@ -104,9 +94,9 @@ impl SaveOptions {
         self
     }
 
-    /// Sets [`stored`](Self::stored).
-    pub fn with_stored(mut self, stored: StoredType) -> Self {
-        self.stored = stored;
+    /// Sets [`dtype`](Self::dtype).
+    pub fn with_dtype(mut self, dtype: SaveDType) -> Self {
+        self.dtype = dtype;
         self
     }
 
@@ -140,6 +130,13 @@ impl SaveOptions {
         self
     }
 
+    /// Describes in the file the model that `config` builds, as [`save_model`](crate::save_model) does: for tensors of
+    /// that model that are saved with [`save_tensors`].
+    pub fn with_architecture<A: Architecture>(self, config: &A) -> Self {
+        let json = serde_json::to_string(config).expect("a config is plain data with text for keys");
+        self.with_metadata(ARCHITECTURE_KEY, A::NAME).with_metadata(CONFIG_KEY, json)
+    }
+
     /// Refuses what cannot be had together.
     fn check(&self) -> Result<()> {
         let refuse = |why| Err(Error::SaveOptions { why });
@@ -168,7 +165,7 @@ pub struct SaveReport {
     pub bytes: u64,
     /// Number of tensors.
     pub tensors: usize,
-    /// The largest difference between a value and what is stored for it: 0 unless [`SaveOptions::stored`] rounds.
+    /// The largest difference between a value and what is stored for it: 0 unless [`SaveOptions::dtype`] rounds.
     pub largest_error: f64,
 }
 
@@ -207,10 +204,29 @@ pub fn save_tensors(
     save_checked(tensors, path.as_ref(), options)
 }
 
-/// The parameters of a module as they are now, under Burn's names: what [`save_tensors`] takes.
+/// The parameters and running statistics of a module as they are now, under Burn's names, for [`save_tensors`]: how to
+/// save the weights of a training while it goes on.
 ///
-/// Shares the parameters' storage and copies nothing, so it is a cheap snapshot: Burn writes an update of a parameter that
-/// is also held here to new memory.
+/// Shares their storage and copies nothing: Burn writes an update of what is also held here to new memory.
+///
+/// ```
+/// # #[cfg(feature = "flex")]
+/// # fn main() -> Result<(), burn_nccl_records::Error> {
+/// use burn::{nn::LinearConfig, tensor::Device};
+/// use burn_nccl_records::{SaveOptions, save_tensors, snapshot};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("weights.bpk");
+/// let model = LinearConfig::new(4, 2).init(&Device::flex().autodiff());
+/// let weights = snapshot(&model);
+/// let saving = std::thread::spawn(move || save_tensors(weights, path, &SaveOptions::default()));
+/// // ... more steps of training ...
+/// let report = saving.join().expect("saving does not panic")?;
+/// assert_eq!(report.tensors, 2);
+/// # Ok(()) }
+/// # #[cfg(not(feature = "flex"))]
+/// # fn main() {}
+/// ```
 pub fn snapshot<M: Module>(module: &M) -> Vec<Tensor> {
     collect::collect(&module.valid(), Names::Burn)
 }

@@ -3,8 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
-use crate::NameStyle;
-use crate::names::torch_name;
+use crate::names::{Names, declared_in, torch_name};
 
 /// What kind of tensor a parameter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,16 +58,16 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// The names that it may have in a file, the likelier first.
-    pub(crate) fn keys(&self, style: NameStyle) -> [&str; 2] {
+    pub(crate) fn keys(&self, style: Names) -> [&str; 2] {
         match style {
             // The Burn name second: checkpoints converted from TensorFlow call a norm's weight `gamma` in PyTorch too.
-            NameStyle::Torch => [&self.torch, &self.plain],
+            Names::Torch => [&self.torch, &self.plain],
             _ => [&self.path, &self.plain],
         }
     }
 
     /// Its shape in a file.
-    pub(crate) fn shape(&self, style: NameStyle) -> Vec<usize> {
+    pub(crate) fn shape(&self, style: Names) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if self.is_transposed(style) {
             shape.reverse();
@@ -77,8 +76,8 @@ impl Slot {
     }
 
     /// Whether a file has its two dimensions the other way round.
-    pub(crate) fn is_transposed(&self, style: NameStyle) -> bool {
-        self.transposed && style == NameStyle::Torch
+    pub(crate) fn is_transposed(&self, style: Names) -> bool {
+        self.transposed && style == Names::Torch
     }
 
     /// The path that prefixes are compared with.
@@ -135,7 +134,7 @@ impl Slots {
         let plain = names(false);
         let mut torch = plain.clone();
         if let Some(last) = torch.last_mut() {
-            *last = torch_name(self.container(), last);
+            *last = torch_name(self.declared_in(), last);
         }
         let containers: Vec<_> = self.stack.iter().map(|(_, container)| container.as_str()).collect();
         let slot = Slot {
@@ -157,11 +156,8 @@ impl Slots {
         present.unwrap_or_else(default)
     }
 
-    /// The type of the module that has the present parameter, past lists and tuples.
-    fn container(&self) -> &str {
-        let of_module =
-            |container: &&String| container.starts_with("Struct:") || container.starts_with("Enum:");
-        self.stack.iter().rev().map(|(_, container)| container).find(of_module).map_or("", String::as_str)
+    fn declared_in(&self) -> &str {
+        declared_in(self.stack.iter().map(|(_, container)| container.as_str()))
     }
 }
 
@@ -177,7 +173,7 @@ impl ModuleVisitor for Slots {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let mut shape = param.lazy_shape().to_vec();
         let linear_weight = D == 2
-            && self.container() == "Struct:Linear"
+            && self.declared_in() == "Struct:Linear"
             && self.stack.last().is_some_and(|(name, _)| name == "weight");
         let column_major = linear_weight && transposes_on_load(param);
         // Once it has a value, a column-major weight shows the shape it computes with and no more the one it is saved with.

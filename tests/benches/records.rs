@@ -22,7 +22,7 @@ use burn::tensor::Device;
 use burn_nccl_datasets::{DataSource, LoaderConfig, Sampling, Split};
 use burn_nccl_models::{Depth, ResNet, ResNetConfig, Stem};
 use burn_nccl_records::{
-    Error as RecordError, LoadOptions, Names, SaveFormat, SaveOptions, StoredType, Zstd, load, load_model,
+    Error as RecordError, LoadOptions, Names, SaveDType, SaveFormat, SaveOptions, Zstd, load, load_model,
     save, save_model, snapshot,
 };
 use support::{AnyError, median};
@@ -242,7 +242,7 @@ fn sizes(options: &Options, folder: &Path) -> Result<(), AnyError> {
     println!("| stored as | size | save | load | largest error |{accuracy_column}");
     println!("|---|---|---|---|---|{}", if trained { "---|" } else { "" });
     for (name, stored, level) in FORMS {
-        let mut save_options = SaveOptions::default().with_durable(false).with_stored(stored);
+        let mut save_options = SaveOptions::default().with_durable(false).with_dtype(stored);
         if let Some(level) = level {
             save_options = save_options.with_compression(Zstd { level, threads: 0 });
         }
@@ -265,17 +265,17 @@ fn sizes(options: &Options, folder: &Path) -> Result<(), AnyError> {
     Ok(())
 }
 
-const FORMS: [(&str, StoredType, Option<i32>); 10] = [
-    ("f32", StoredType::Keep, None),
-    ("f16", StoredType::F16, None),
-    ("bf16", StoredType::BF16, None),
-    ("f32, zstd 1", StoredType::Keep, Some(1)),
-    ("f32, zstd 3", StoredType::Keep, Some(3)),
-    ("f32, zstd 9", StoredType::Keep, Some(9)),
-    ("f16, zstd 1", StoredType::F16, Some(1)),
-    ("f16, zstd 3", StoredType::F16, Some(3)),
-    ("f16, zstd 9", StoredType::F16, Some(9)),
-    ("bf16, zstd 3", StoredType::BF16, Some(3)),
+const FORMS: [(&str, SaveDType, Option<i32>); 10] = [
+    ("f32", SaveDType::Keep, None),
+    ("f16", SaveDType::F16, None),
+    ("bf16", SaveDType::BF16, None),
+    ("f32, zstd 1", SaveDType::Keep, Some(1)),
+    ("f32, zstd 3", SaveDType::Keep, Some(3)),
+    ("f32, zstd 9", SaveDType::Keep, Some(9)),
+    ("f16, zstd 1", SaveDType::F16, Some(1)),
+    ("f16, zstd 3", SaveDType::F16, Some(3)),
+    ("f16, zstd 9", SaveDType::F16, Some(9)),
+    ("bf16, zstd 3", SaveDType::BF16, Some(3)),
 ];
 
 /// The share of the digits' test images that `model` names right.

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use burn_nccl_records::write_file;
 use clap::Args;
 use recipe_common::{RecipeError, Result};
 
 use crate::output::print;
+use crate::source::records;
 
 const FILE: &str = ".gitattributes";
 /// Files of weights; manifests and shard indexes are short texts, whose differences Git shows.
@@ -47,7 +49,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if added.is_empty() {
         return print(&format!("{} has them all\n", path.display()));
     }
-    replace(&path, &new).map_err(|error| RecipeError::file("write", &path, error))?;
+    write_file(&path, &new, true, true)
+        .map_err(|error| records(format!("cannot write {}", path.display()), &error))?;
     print(&format!(
         "added {} to {}\nnext: git lfs install (once per machine), git add {FILE}\n",
         added.join(", "),
@@ -72,16 +75,6 @@ fn with_patterns(text: &str) -> (String, Vec<&'static str>) {
     }
     text.extend(added.iter().map(|pattern| format!("{pattern} {ATTRIBUTES}\n")));
     (text, added)
-}
-
-/// By way of a second file, so that a crash leaves the user's own lines.
-fn replace(path: &Path, text: &str) -> std::io::Result<()> {
-    let unfinished = path.with_file_name(format!("{FILE}.{}.unfinished", std::process::id()));
-    let outcome = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, path));
-    if outcome.is_err() {
-        let _ = fs::remove_file(&unfinished);
-    }
-    outcome
 }
 
 #[cfg(test)]

@@ -1,16 +1,11 @@
 //! The file that a command reads.
 
-use std::fs::File;
-use std::io::Read;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn_nccl_records::{Error, OpenOptions, Source};
 use clap::Args;
 use recipe_common::{RecipeError, Result};
-
-/// How the text begins that Git LFS leaves in place of a file that it has not fetched.
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// A file of weights, in any format.
 #[derive(Args)]
@@ -55,10 +50,4 @@ pub(crate) fn records(what: impl Into<String>, error: &Error) -> RecipeError {
         .iter()
         .fold(error.to_string(), |text, (field, option)| text.replace(field, option));
     RecipeError::from_text(what, &text)
-}
-
-/// Whether Git LFS left a pointer in place of `path`.
-pub(crate) fn is_lfs_pointer(path: &Path) -> bool {
-    let mut start = [0; LFS_POINTER.len()];
-    File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *LFS_POINTER
 }

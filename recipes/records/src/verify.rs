@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use burn_nccl_records::Manifest;
+use burn_nccl_records::{Fault, Manifest};
 use clap::Args;
 use recipe_common::{RecipeError, Result};
 
 use crate::output::{print, size};
-use crate::source::{is_lfs_pointer, records};
+use crate::source::records;
 
 /// Check the files of a folder against its manifest.json; the exit code is 1 where one is missing, short or altered.
 #[derive(Args)]
@@ -43,11 +43,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ));
     }
     print(&format!("{found}\n"))?;
-    let pointers = found.faults.iter().filter(|(name, _)| is_lfs_pointer(&folder.join(name))).count();
+    let is_pointer = |(_, fault): &(String, Fault)| *fault == Fault::LfsPointer;
     Err(RecipeError::failure(
         format!("{} is not what its manifest says", folder.display()),
         format!("{} of {} files differ, as listed", found.faults.len(), manifest.files.len()),
-        if pointers > 0 {
+        if found.faults.iter().any(is_pointer) {
             "run git lfs pull: a file is a Git LFS pointer"
         } else {
             "fetch or copy these files again"

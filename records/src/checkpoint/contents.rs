@@ -9,8 +9,8 @@ use serde_json::Map;
 use super::failure::{CheckpointFailure, Result};
 use super::layout::{MODEL, Name, OPTIMIZER, STATE};
 use super::state::{self, TrainingState};
+use crate::Manifest;
 use crate::error::Error;
-use crate::{Manifest, ManifestTensor};
 
 pub(super) const MANIFEST: &str = Manifest::FILE_NAME;
 
@@ -18,7 +18,7 @@ pub(super) const MANIFEST: &str = Manifest::FILE_NAME;
 const MAX_STATE_BYTES: u64 = 64 << 20;
 
 /// Writes the manifest, after everything it describes: a folder without one is no checkpoint.
-pub(super) fn seal(folder: &Path, tensors: Vec<ManifestTensor>, state: &TrainingState) -> Result<()> {
+pub(super) fn seal(folder: &Path, state: &TrainingState) -> Result<()> {
     let described = Manifest::describe(folder, &[MODEL, OPTIMIZER, STATE]).map_err(failure)?;
     let mut metrics = Map::new();
     metrics.insert("step".into(), state.step.into());
@@ -26,7 +26,7 @@ pub(super) fn seal(folder: &Path, tensors: Vec<ManifestTensor>, state: &Training
     if let Some(metric) = state.metric {
         metrics.insert("metric".into(), metric.into());
     }
-    described.with_tensors(tensors).with_metrics(metrics).write(folder).map_err(failure)
+    described.with_metrics(metrics).write(folder).map_err(failure)
 }
 
 /// What this crate's own error of writing a file means for a checkpoint.

@@ -13,7 +13,7 @@ use super::optimizer_file;
 use super::retention::doomed;
 use super::snapshot::Snapshot;
 use super::state;
-use crate::{ManifestTensor, SaveOptions, save_tensors, write_file};
+use crate::{SaveOptions, save_tensors, write_file};
 
 /// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,14 +109,7 @@ fn write_files(folder: &Path, snapshot: Snapshot) -> Result<()> {
     optimizer_file::check(&path, &optimizer, &parameters)
         .map_err(|reason| CheckpointFailure::Optimizer { reason })?;
     drop(optimizer);
-    let tensors = model.iter().map(|tensor| ManifestTensor {
-        file: MODEL.into(),
-        name: tensor.name.clone(),
-        shape: tensor.shape.to_vec(),
-        dtype: tensor.dtype.name().into(),
-    });
-    let tensors = tensors.collect();
     save_tensors(model, folder.join(MODEL), &SaveOptions::default()).map_err(contents::failure)?;
     write_file(folder.join(STATE), state::encode(&state), true, false).map_err(contents::failure)?;
-    contents::seal(folder, tensors, &state)
+    contents::seal(folder, &state)
 }

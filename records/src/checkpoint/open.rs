@@ -13,7 +13,7 @@ use super::optimizer_file;
 use super::snapshot::Parameters;
 use super::state::TrainingState;
 use crate::error::{Error, Result};
-use crate::{LoadOptions, NameStyle, StoredDType, load};
+use crate::{LoadDType, LoadOptions, Names, load};
 
 /// A checkpoint that is complete: every file has the hash that its manifest says.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ impl Checkpoint {
     /// [`Error::Mismatch`] where the checkpoint is of another model, and what [`load`] returns besides; nothing has
     /// changed then.
     pub fn load_model<M: Module>(&self, model: &M) -> Result<M> {
-        let options = LoadOptions::default().with_names(NameStyle::Burn).with_dtype(StoredDType::File);
+        let options = LoadOptions::default().with_names(Names::Burn).with_dtype(LoadDType::File);
         load(model, self.path.join(MODEL), &options).map(|(model, _)| model)
     }
 

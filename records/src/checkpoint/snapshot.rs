@@ -8,7 +8,7 @@ use burn::store::burn_pack;
 use burn::tensor::{Shape, Tensor};
 
 use super::state::TrainingState;
-use crate::save::Names;
+use crate::Names;
 use crate::write::collect::collect;
 
 /// What a training holds at one moment.

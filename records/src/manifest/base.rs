@@ -108,12 +108,6 @@ impl Manifest {
         })
     }
 
-    /// Replaces [`tensors`](Self::tensors), where the writer of the files knows better which matter.
-    pub fn with_tensors(mut self, tensors: Vec<ManifestTensor>) -> Self {
-        self.tensors = tensors;
-        self
-    }
-
     /// Sets [`metrics`](Self::metrics).
     pub fn with_metrics(mut self, metrics: Map<String, Value>) -> Self {
         self.metrics = metrics;

@@ -1,9 +1,11 @@
 use std::fmt;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use super::ManifestFile;
 use super::files::{Refusal, check_name, digest, open};
+use crate::format::LFS_POINTER;
 
 /// What [`Manifest::verify`](crate::Manifest::verify) found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub enum Fault {
         /// On the disk.
         found: u64,
     },
+    /// Git LFS has not fetched it: its pointer is in its place.
+    LfsPointer,
     /// Its size is right and its content another.
     Altered,
     /// It cannot be read, or must not be: a link, a folder.
@@ -57,10 +61,16 @@ impl fmt::Display for Fault {
                 write!(f, "short, {found} of {expected} bytes")
             }
             Self::Size { expected, found } => write!(f, "too long, {found} bytes in place of {expected}"),
+            Self::LfsPointer => f.write_str("a Git LFS pointer, not fetched yet"),
             Self::Altered => f.write_str("altered, its SHA-256 is another"),
             Self::Unreadable { why } => f.write_str(why),
         }
     }
+}
+
+fn is_lfs_pointer(mut file: File) -> bool {
+    let mut start = [0; LFS_POINTER.len()];
+    file.read_exact(&mut start).is_ok() && start == *LFS_POINTER
 }
 
 /// How a file differs from its description; none where it does not.
@@ -80,7 +90,10 @@ pub(super) fn compare(folder: &Path, described: &ManifestFile) -> Option<Fault> 
         Err(error) => return unreadable(format!("cannot be read: {error}")),
     };
     if found != described.bytes {
-        return Some(Fault::Size { expected: described.bytes, found });
+        return Some(match is_lfs_pointer(file) {
+            true => Fault::LfsPointer,
+            false => Fault::Size { expected: described.bytes, found },
+        });
     }
     match digest(file) {
         Ok((_, sha256)) => (sha256 != described.sha256).then_some(Fault::Altered),

@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{Located, locate};
 use super::{Contents, OpenOptions, StoredTensor, burnpack, pytorch, safetensors, sharded};
-use crate::{Format, Result};
+use crate::model::{ARCHITECTURE_KEY, CONFIG_KEY};
+use crate::names::{Hint, sure_wrapper_prefix};
+use crate::{Architecture, Error, Format, Names, Result};
 
 /// The most tensors of one file, as in burnpack: what a model needs is far less, and lists stay small in memory.
 pub(crate) const MAX_TENSORS: usize = 100_000;
@@ -90,6 +92,44 @@ impl Source {
     /// The text entries that the format keeps beside the tensors; of a PyTorch file, the `key` that was taken.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// Whose names its tensors have, as the file says, or else its format. [`load`](crate::load()) knows the model as
+    /// well, and compares where nothing says so: a safetensors file that Python wrote does not, and is taken for PyTorch's
+    /// here.
+    pub fn names(&self) -> Names {
+        Hint::new(self.format, &self.metadata).names()
+    }
+
+    /// What wrappers of PyTorch have put before every name, empty where one lacks it: `module.` by
+    /// `DistributedDataParallel`, `_orig_mod.` by `torch.compile`, or several.
+    ///
+    /// [`load`](crate::load()) also removes Lightning's `model.`, which only the model tells from the name of a field.
+    pub fn wrapper_prefix(&self) -> String {
+        sure_wrapper_prefix(&self.tensors.iter().map(StoredTensor::name).collect::<Vec<_>>())
+    }
+
+    /// The config of the model that the file describes, as [`save_model`](crate::save_model) and
+    /// [`SaveOptions::with_architecture`](crate::SaveOptions::with_architecture) write it. It has passed
+    /// [`Architecture::check`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoArchitecture`] where it describes none, [`Error::OtherArchitecture`] where it is another kind of model,
+    /// [`Error::ModelConfig`] where no model can be built from it.
+    pub fn architecture<A: Architecture>(&self) -> Result<A> {
+        let entry =
+            |key| self.metadata.get(key).ok_or_else(|| Error::NoArchitecture { path: self.path.clone() });
+        let found = entry(ARCHITECTURE_KEY)?;
+        if found != A::NAME {
+            let (path, found) = (self.path.clone(), found.clone());
+            return Err(Error::OtherArchitecture { path, expected: A::NAME, found });
+        }
+        let invalid = |why| Error::ModelConfig { path: self.path.clone(), why };
+        let config: A =
+            serde_json::from_str(entry(CONFIG_KEY)?).map_err(|error| invalid(error.to_string()))?;
+        config.check().map_err(invalid)?;
+        Ok(config)
     }
 
     /// Its tensors, sorted by name.

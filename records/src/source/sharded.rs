@@ -66,8 +66,11 @@ pub(super) fn open(index: &Path, options: &OpenOptions) -> Result<Source> {
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     let mut text = Vec::new();
     let file = File::open(path).map_err(Error::file("open", path))?;
-    file.take(MAX_HEADER_BYTES).read_to_end(&mut text).map_err(Error::file("read", path))?;
+    file.take(MAX_HEADER_BYTES + 1).read_to_end(&mut text).map_err(Error::file("read", path))?;
     let refuse = |reason: String| Error::Shards { index: path.into(), reason };
+    if text.len() as u64 > MAX_HEADER_BYTES {
+        return Err(refuse(format!("it is larger than {MAX_HEADER_BYTES} bytes")));
+    }
     let index: Index = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
     match index.weight_map.0 {
         map if map.is_empty() => Err(refuse("its `weight_map` is empty".into())),

@@ -7,9 +7,12 @@ use burn::store::burn_pack::{
 use burn::tensor::DType;
 use serde::Serialize;
 
-use super::{Entry, Plan, refuse_duplicates};
-use crate::error::{Error, Result};
-use crate::stored_type::StoredType;
+use super::{Entry, Plan, refuse_duplicates, within};
+use crate::error::Result;
+use crate::format::Format;
+use crate::save_dtype::SaveDType;
+
+const FORMAT: &str = Format::Burnpack.name();
 
 /// The metadata of a burnpack file, as its reader expects it. Source: burn-pack `base.rs`.
 #[derive(Serialize)]
@@ -32,7 +35,7 @@ struct Descriptor {
 /// cannot borrow.
 pub(super) fn plan(
     tensors: Vec<Tensor>,
-    stored: StoredType,
+    stored: SaveDType,
     metadata: &BTreeMap<String, String>,
 ) -> Result<Plan> {
     refuse_duplicates(&tensors)?;
@@ -71,22 +74,15 @@ fn encode(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<Vec<
     let mut encoded = Vec::with_capacity(HEADER_SIZE + entries.len() * 128);
     ciborium::into_writer(&Metadata { tensors, metadata }, &mut encoded)
         .expect("a vector takes whatever plain data encode to");
-    within("the metadata of the file", encoded.len() as u64, MAX_METADATA_SIZE.into())?;
+    within("the metadata of the file", encoded.len() as u64, MAX_METADATA_SIZE.into(), FORMAT)?;
     Ok(encoded)
 }
 
 /// A file that its own reader refuses is worth nothing.
 fn check_limits(entries: &[Entry]) -> Result<()> {
-    within("the number of tensors", entries.len() as u64, MAX_TENSOR_COUNT as u64)?;
+    within("the number of tensors", entries.len() as u64, MAX_TENSOR_COUNT as u64, FORMAT)?;
     for entry in entries {
-        within(&entry.tensor.name, entry.stored_bytes(), MAX_TENSOR_SIZE as u64)?;
+        within(&entry.tensor.name, entry.stored_bytes(), MAX_TENSOR_SIZE as u64, FORMAT)?;
     }
     Ok(())
-}
-
-fn within(what: &str, size: u64, limit: u64) -> Result<()> {
-    if size <= limit {
-        return Ok(());
-    }
-    Err(Error::Limit { what: what.into(), size, limit, format: "burnpack" })
 }

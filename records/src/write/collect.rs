@@ -4,8 +4,7 @@ use burn::store::burn_pack;
 use burn::tensor::{Bool, Int, Tensor};
 
 use super::storage::Storage;
-use crate::names::torch_name;
-use crate::save::Names;
+use crate::names::{Names, declared_in, torch_name};
 
 /// Every parameter of `module`, which is one without autodiff (`valid`), under the name and in the layout that `names` say.
 /// Nothing is read or copied.
@@ -24,11 +23,8 @@ struct Collector {
 }
 
 impl Collector {
-    /// The type of the module that declares the parameter, whatever list holds that module.
     fn declared_in(&self) -> &str {
-        let declared =
-            |container: &&String| container.starts_with("Struct:") || container.starts_with("Enum:");
-        self.containers.iter().rev().find(declared).map_or("", String::as_str)
+        declared_in(self.containers.iter().map(String::as_str))
     }
 
     fn name(&self) -> String {

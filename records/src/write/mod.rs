@@ -14,9 +14,9 @@ use burn::tensor::DType;
 
 use crate::atomic::Scratch;
 use crate::error::{Error, Result};
-use crate::names::NAMES_KEY;
-use crate::save::{Names, SaveFormat, SaveOptions};
-use crate::stored_type;
+use crate::names::{NAMES_KEY, Names};
+use crate::save::{SaveFormat, SaveOptions};
+use crate::save_dtype;
 
 /// Bytes of a tensor that are rounded before they are written.
 const BLOCK_BYTES: usize = 16 << 20;
@@ -52,19 +52,15 @@ pub(crate) struct Written {
 /// Lays out a file. Reads no tensor.
 pub(crate) fn plan(tensors: Vec<Tensor>, options: &SaveOptions) -> Result<Plan> {
     let mut metadata = options.metadata.clone();
-    let names = match options.names {
-        Names::Burn => "burn",
-        Names::Torch => "torch",
-    };
-    metadata.insert(NAMES_KEY.into(), names.into());
+    metadata.insert(NAMES_KEY.into(), options.names.name().into());
     match options.format {
-        SaveFormat::Burnpack => burnpack::plan(tensors, options.stored, &metadata),
+        SaveFormat::Burnpack => burnpack::plan(tensors, options.dtype, &metadata),
         SaveFormat::Safetensors => {
             if options.names == Names::Torch {
                 // What Hugging Face's loaders ask for.
                 metadata.insert("format".into(), "pt".into());
             }
-            safetensors::plan(tensors, options.stored, &metadata)
+            safetensors::plan(tensors, options.dtype, &metadata)
         }
     }
 }
@@ -140,8 +136,8 @@ impl Entry {
         let mut largest_error = 0.0_f64;
         for source in bytes.chunks(BLOCK_BYTES) {
             block.resize(source.len() / from.size(), 0);
-            let error = stored_type::round(source, from, to, block)
-                .map_err(|value| stored_type::overflow(&name, value, to))?;
+            let error = save_dtype::round(source, from, to, block)
+                .map_err(|value| save_dtype::overflow(&name, value, to))?;
             largest_error = largest_error.max(error);
             out.write_all(bytemuck::cast_slice(block)).map_err(&failed)?;
         }
@@ -161,6 +157,14 @@ fn refuse_duplicates(tensors: &[Tensor]) -> Result<()> {
         Some(pair) => Err(Error::DuplicateTensor { tensor: pair[0].into() }),
         None => Ok(()),
     }
+}
+
+/// Refuses what the readers of a format, this crate's among them, would refuse: such a file is worth nothing.
+fn within(what: &str, size: u64, limit: u64, format: &'static str) -> Result<()> {
+    if size <= limit {
+        return Ok(());
+    }
+    Err(Error::Limit { what: what.into(), size, limit, format })
 }
 
 /// Counts what passes.

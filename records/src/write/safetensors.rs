@@ -6,12 +6,13 @@ use burn::tensor::{BoolStore, DType};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::{Entry, Plan, refuse_duplicates};
+use super::{Entry, Plan, refuse_duplicates, within};
 use crate::error::{Error, Result};
-use crate::stored_type::StoredType;
+use crate::format::{Format, MAX_HEADER_BYTES};
+use crate::save_dtype::SaveDType;
+use crate::source::MAX_TENSORS;
 
-/// What every reader accepts. Source: safetensors `MAX_HEADER_SIZE`.
-const MAX_HEADER_BYTES: usize = 100_000_000;
+const FORMAT: &str = Format::Safetensors.name();
 
 /// Where the data start: a multiple of this, so that every tensor can be used where it is mapped. The format allows
 /// spaces behind the header.
@@ -23,10 +24,11 @@ const METADATA: &str = "__metadata__";
 /// Lays out a safetensors file: wide types first, which aligns each tensor to its own type, then by name.
 pub(super) fn plan(
     tensors: Vec<Tensor>,
-    stored: StoredType,
+    stored: SaveDType,
     metadata: &BTreeMap<String, String>,
 ) -> Result<Plan> {
     refuse_duplicates(&tensors)?;
+    within("the number of tensors", tensors.len() as u64, MAX_TENSORS as u64, FORMAT)?;
     let mut entries = tensors.into_iter().map(|tensor| entry(tensor, stored)).collect::<Result<Vec<_>>>()?;
     entries.sort_by(|(a, a_type), (b, b_type)| {
         b_type.cmp(a_type).then_with(|| a.tensor.name.cmp(&b.tensor.name))
@@ -52,21 +54,18 @@ fn encode(header: &Map<String, Value>) -> Result<Vec<u8>> {
     let mut encoded = vec![0; 8];
     serde_json::to_writer(&mut encoded, header).expect("a vector takes whatever JSON there is");
     let length = encoded.len().next_multiple_of(ALIGNMENT) - 8;
-    if length > MAX_HEADER_BYTES {
-        let (size, limit) = (length as u64, MAX_HEADER_BYTES as u64);
-        return Err(Error::Limit { what: "the header".into(), size, limit, format: "safetensors" });
-    }
+    within("the header", length as u64, MAX_HEADER_BYTES, FORMAT)?;
     encoded.resize(length + 8, b' ');
     encoded[..8].copy_from_slice(&(length as u64).to_le_bytes());
     Ok(encoded)
 }
 
-fn entry(tensor: Tensor, stored: StoredType) -> Result<(Entry, Dtype)> {
+fn entry(tensor: Tensor, stored: SaveDType) -> Result<(Entry, Dtype)> {
     let tensor = with_byte_bools(tensor);
     let stored = stored.of(tensor.dtype, tensor.shape.len());
     match dtype(stored) {
         Some(dtype) if tensor.name != METADATA => Ok((Entry::new(tensor, stored), dtype)),
-        _ => Err(Error::Unstorable { tensor: tensor.name, dtype: stored.name(), format: "safetensors" }),
+        _ => Err(Error::Unstorable { tensor: tensor.name, dtype: stored.name(), format: FORMAT }),
     }
 }
 

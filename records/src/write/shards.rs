@@ -8,16 +8,17 @@ use std::path::{Path, PathBuf};
 use burn::store::burn_pack::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::{Written, plan, refuse_duplicates, write_file};
+use super::{Plan, Written, plan, refuse_duplicates, within, write_file};
 use crate::atomic;
 use crate::error::{Error, Result};
+use crate::format::{Format, MAX_HEADER_BYTES};
 use crate::save::{SaveOptions, SaveReport};
+use crate::source::MAX_TENSORS;
 
 /// The file that makes a folder a sharded model.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// More than any index has; what is larger is not read.
-const MAX_INDEX_BYTES: u64 = 64 << 20;
+const FORMAT: &str = Format::ShardedSafetensors.name();
 
 #[derive(Serialize, Deserialize)]
 struct Index {
@@ -43,6 +44,7 @@ pub(crate) fn save(
 ) -> Result<SaveReport> {
     let index_path = folder.join(INDEX);
     refuse_duplicates(&tensors)?;
+    within("the number of tensors", tensors.len() as u64, MAX_TENSORS as u64, FORMAT)?;
     if fs::metadata(folder).is_ok_and(|found| !found.is_dir()) {
         return Err(Error::NotAFolder { path: folder.into() });
     }
@@ -51,18 +53,11 @@ pub(crate) fn save(
     let count = tensors.len();
     let shards = split(tensors, max_shard_bytes, |tensor| {
         let elements = tensor.shape.iter().product::<usize>() as u64;
-        let stored = options.stored.of(tensor.dtype, tensor.shape.len());
+        let stored = options.dtype.of(tensor.dtype, tensor.shape.len());
         if stored == tensor.dtype { tensor.byte_len() as u64 } else { elements * stored.size() as u64 }
     });
     let names = unused_names(shards.len(), &old);
-    let mut index = Index { metadata: IndexMetadata { total_size: 0 }, weight_map: BTreeMap::new() };
-    let mut plans = Vec::with_capacity(shards.len());
-    for (shard, name) in shards.into_iter().zip(&names) {
-        index.weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone())));
-        let plan = plan(shard, options)?;
-        index.metadata.total_size += plan.entries.iter().map(|entry| entry.stored_bytes()).sum::<u64>();
-        plans.push(plan);
-    }
+    let (plans, index) = lay_out(shards, &names, options)?;
     fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
     let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
     let written = plans.into_iter().zip(&paths).map(|(plan, path)| write_file(plan, path, options));
@@ -74,12 +69,30 @@ pub(crate) fn save(
         report.largest_error = report.largest_error.max(shard.largest_error);
         shard.scratch.publish(options.durable, true)?;
     }
-    let index = serde_json::to_vec_pretty(&index).expect("strings and numbers are JSON");
     report.bytes += index.len() as u64;
     atomic::write_file(&index_path, &index, options.durable, options.overwrite)?;
     report.files.push(index_path);
     remove_old(folder, &old, &names);
     Ok(report)
+}
+
+/// A plan for each shard, and the index as JSON.
+fn lay_out(
+    shards: Vec<Vec<Tensor>>,
+    names: &[String],
+    options: &SaveOptions,
+) -> Result<(Vec<Plan>, Vec<u8>)> {
+    let mut index = Index { metadata: IndexMetadata { total_size: 0 }, weight_map: BTreeMap::new() };
+    let mut plans = Vec::with_capacity(shards.len());
+    for (shard, name) in shards.into_iter().zip(names) {
+        index.weight_map.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone())));
+        let plan = plan(shard, options)?;
+        index.metadata.total_size += plan.entries.iter().map(|entry| entry.stored_bytes()).sum::<u64>();
+        plans.push(plan);
+    }
+    let index = serde_json::to_vec_pretty(&index).expect("strings and numbers are JSON");
+    within("the index", index.len() as u64, MAX_HEADER_BYTES, FORMAT)?;
+    Ok((plans, index))
 }
 
 /// Fills one shard after the other, in the order of names.
@@ -116,7 +129,7 @@ fn unused_names(count: usize, old: &BTreeSet<String>) -> Vec<String> {
 
 /// The files that the index of an earlier save lists; none where it cannot be read, for then nothing of it is removed.
 fn listed(index: &Path) -> BTreeSet<String> {
-    let readable = fs::metadata(index).is_ok_and(|found| found.is_file() && found.len() <= MAX_INDEX_BYTES);
+    let readable = fs::metadata(index).is_ok_and(|found| found.is_file() && found.len() <= MAX_HEADER_BYTES);
     let bytes = if readable { fs::read(index).unwrap_or_default() } else { Vec::new() };
     serde_json::from_slice(&bytes)
         .map(|index: Index| index.weight_map.into_values().collect())

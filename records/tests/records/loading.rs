@@ -8,7 +8,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::PathFilter;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_nccl_records::{Error, LoadOptions, LoadReport, NameStyle, load};
+use burn_nccl_records::{Error, LoadOptions, LoadReport, Names, load};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -182,7 +182,7 @@ fn names_of_enum_variants_are_no_part_of_pytorchs() {
     // Burn's records have them.
     let record = folder.path().join("enum.bpk");
     loaded.into_record().save(&record).unwrap();
-    assert_eq!(load(&model, record, &LoadOptions::default()).unwrap().1.names, NameStyle::Burn);
+    assert_eq!(load(&model, record, &LoadOptions::default()).unwrap().1.names, Names::Burn);
 }
 
 /// A square weight looks the same either way, so that only the file's names tell whether to turn it.

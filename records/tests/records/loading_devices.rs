@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_nccl_records::{Error, LoadOptions, StoredDType, load};
+use burn_nccl_records::{Error, LoadDType, LoadOptions, load};
 
 use crate::fixtures::{Net, assert_is_golden, fixture, golden};
 
@@ -113,7 +113,7 @@ fn the_type_is_the_models_the_files_or_one_asked_for() {
     let half = load(
         &Net::new(&device),
         fixture("net-bf16.safetensors"),
-        &LoadOptions::default().with_dtype(StoredDType::File),
+        &LoadOptions::default().with_dtype(LoadDType::File),
     )
     .unwrap()
     .0;
@@ -126,11 +126,11 @@ fn the_type_is_the_models_the_files_or_one_asked_for() {
     );
     assert_eq!(net.state(), half.state(), "rounded as PyTorch rounds");
     for dtype in [DType::F64, DType::F32, DType::F16] {
-        let options = LoadOptions::default().with_dtype(StoredDType::To(dtype));
+        let options = LoadOptions::default().with_dtype(LoadDType::To(dtype));
         let (net, _) = load(&half, fixture("net.pth"), &options).unwrap();
         assert_eq!((net.fc.weight.val().dtype(), net.bn.running_mean.value().dtype()), (dtype, dtype));
     }
-    let options = LoadOptions::default().with_dtype(StoredDType::To(DType::I32));
+    let options = LoadOptions::default().with_dtype(LoadDType::To(DType::I32));
     let error = load(&half, fixture("net.pth"), &options).unwrap_err();
     assert!(matches!(error, Error::NotFloat { dtype: DType::I32 }), "{error}");
 }

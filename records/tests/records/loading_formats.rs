@@ -7,9 +7,7 @@ use std::path::Path;
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 use burn_nccl_records::checkpoint::Checkpoint;
-use burn_nccl_records::{
-    Error, Format, LoadOptions, LoadReport, Manifest, NameStyle, OpenOptions, Source, load,
-};
+use burn_nccl_records::{Error, Format, LoadOptions, LoadReport, Manifest, Names, OpenOptions, Source, load};
 
 use crate::fixtures::{Net, assert_computes_as_pytorch, assert_is_golden, assert_is_scaled, fixture};
 
@@ -40,7 +38,7 @@ fn every_container_of_pytorch_loads_to_the_values_that_pytorch_has() {
         let source = open(&fixture(name));
         assert_eq!((source.format(), source.is_compressed()), (Format::Pytorch, false), "{name}");
         let (net, report) = load_net(&fixture(name));
-        assert_eq!((report.loaded.len(), report.names, report.prefix), (8, NameStyle::Torch, None), "{name}");
+        assert_eq!((report.loaded.len(), report.names, report.prefix), (8, Names::Torch, None), "{name}");
         assert_is_golden(&net);
         assert_computes_as_pytorch(&net, &Device::flex());
     }
@@ -126,9 +124,28 @@ fn safetensors_load_with_and_without_a_note_of_their_writer() {
     for name in ["net.safetensors", "net-unlabelled.safetensors"] {
         assert_eq!(open(&fixture(name)).format(), Format::Safetensors);
         let (net, report) = load_net(&fixture(name));
-        assert_eq!(report.names, NameStyle::Torch);
+        assert_eq!(report.names, Names::Torch);
         assert_is_golden(&net);
     }
+}
+
+#[test]
+fn a_file_says_whose_names_it_has_and_what_wraps_them() {
+    for (name, prefix) in [
+        ("net.pth", ""),
+        ("net-unlabelled.safetensors", ""),
+        ("checkpoint-state_dict.pth", "module."),
+        ("checkpoint-model.pth", "_orig_mod."),
+    ] {
+        let source = open(&fixture(name));
+        assert_eq!((source.names(), source.wrapper_prefix().as_str()), (Names::Torch, prefix), "{name}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(open(&burnpack(folder.path())).names(), Names::Burn);
+    // Asked for the wrong ones, it does not look for those that fit.
+    let options = LoadOptions::default().with_names(Names::Burn);
+    let error = load(&Net::new(&Device::flex()), fixture("net.pth"), &options).unwrap_err();
+    assert!(matches!(&error, Error::Mismatch { report, .. } if report.names == Names::Burn), "{error}");
 }
 
 #[test]
@@ -149,7 +166,7 @@ fn burnpack_loads_and_restores_the_identities_of_parameters() {
     let source = open(&path);
     assert_eq!(source.format(), Format::Burnpack);
     let (net, report) = load_net(&path);
-    assert_eq!(report.names, NameStyle::Burn);
+    assert_eq!(report.names, Names::Burn);
     assert_is_golden(&net);
     assert_eq!(source.tensor("conv.weight").unwrap().param_id(), Some(net.conv.weight.id.val()));
     assert_eq!(source.tensor("fc.weight").unwrap().param_id(), Some(net.fc.weight.id.val()));

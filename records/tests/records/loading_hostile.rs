@@ -232,6 +232,16 @@ fn the_links_of_a_hugging_face_cache_are_followed() {
 }
 
 #[test]
+fn an_index_larger_than_any_is_refused_and_not_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("model.safetensors.index.json");
+    fs::copy(fixture("sharded/model.safetensors.index.json"), &index).unwrap();
+    fs::File::options().write(true).open(&index).unwrap().set_len(100_000_001).unwrap();
+    let text = refusal(&index);
+    assert!(text.contains("larger than 100000000 bytes"), "{text}");
+}
+
+#[test]
 fn shards_and_index_must_agree() {
     let folder = tempfile::tempdir().unwrap();
     let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];

@@ -113,12 +113,13 @@ fn the_version_of_burn_is_the_one_of_the_workspace() {
 fn each_damaged_file_is_named_with_what_is_wrong() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name);
-    let names = ["short", "long", "altered", "gone", "link", "folder", "whole"];
+    let names = ["short", "long", "altered", "pointer", "gone", "link", "folder", "whole"];
     names.iter().for_each(|name| fs::write(at(name), "12345678").unwrap());
     let manifest = Manifest::describe(folder.path(), &names).unwrap();
     fs::write(at("short"), "123").unwrap();
     fs::write(at("long"), "123456789").unwrap();
     fs::write(at("altered"), "12345679").unwrap();
+    fs::write(at("pointer"), "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 8\n").unwrap();
     for name in ["gone", "link", "folder"] {
         fs::remove_file(at(name)).unwrap();
     }
@@ -131,6 +132,7 @@ fn each_damaged_file_is_named_with_what_is_wrong() {
         "short: short, 3 of 8 bytes\n\
          long: too long, 9 bytes in place of 8\n\
          altered: altered, its SHA-256 is another\n\
+         pointer: a Git LFS pointer, not fetched yet\n\
          gone: missing\n\
          link: is a link or lies behind one\n\
          folder: is not a file"

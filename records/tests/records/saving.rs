@@ -11,7 +11,7 @@ use burn::store::ModuleRecord;
 use burn::store::burn_pack::{Reader, Tensor as PackTensor};
 use burn::tensor::{AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Tensor, bf16, f16};
 use burn_nccl_records::{
-    Error, Names, SaveFormat, SaveOptions, StoredType, Zstd, save, save_tensors, snapshot,
+    Error, Names, SaveDType, SaveFormat, SaveOptions, Zstd, save, save_tensors, snapshot,
 };
 use safetensors::SafeTensors;
 use tempfile::tempdir;
@@ -221,7 +221,7 @@ fn torch_names_rename_norms_and_transpose_linear_weights() {
 fn every_tensor_of_a_safetensors_file_is_aligned_to_its_type() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("net.safetensors");
-    save(&net(1, &Device::flex()), &path, &safetensors().with_stored(StoredType::F16)).unwrap();
+    save(&net(1, &Device::flex()), &path, &safetensors().with_dtype(SaveDType::F16)).unwrap();
     let bytes = fs::read(&path).unwrap();
     let read = SafeTensors::deserialize(&bytes).unwrap();
     for (name, view) in read.tensors() {
@@ -237,12 +237,12 @@ fn half_precision_rounds_weights_and_keeps_norms_and_biases() {
     let net = net(1, &Device::flex());
     let weights: Vec<f32> = net.conv.weight.val().into_data().try_into_vec().unwrap();
     type Round = fn(f32) -> f32;
-    let rounds: [(StoredType, DType, Round); 2] = [
-        (StoredType::F16, DType::F16, |value| f16::from_f32(value).to_f32()),
-        (StoredType::BF16, DType::BF16, |value| bf16::from_f32(value).to_f32()),
+    let rounds: [(SaveDType, DType, Round); 2] = [
+        (SaveDType::F16, DType::F16, |value| f16::from_f32(value).to_f32()),
+        (SaveDType::BF16, DType::BF16, |value| bf16::from_f32(value).to_f32()),
     ];
     for (stored, dtype, round) in rounds {
-        let report = save(&net, &path, &quick().with_stored(stored)).unwrap();
+        let report = save(&net, &path, &quick().with_dtype(stored)).unwrap();
         let read = read(&path);
         let kept =
             ["conv.bias", "fc.bias", "norm.beta", "norm.gamma", "norm.running_mean", "norm.running_var"];
@@ -279,13 +279,13 @@ fn other_float_types_round_from_their_own_precision() {
         None,
         Bytes::from_elems(vec![f16::MAX, f16::from_f32(-0.1)]),
     );
-    save_tensors(vec![double, half.clone()], &path, &quick().with_stored(StoredType::F16)).unwrap();
+    save_tensors(vec![double, half.clone()], &path, &quick().with_dtype(SaveDType::F16)).unwrap();
     let read_back = read(&path);
     let stored: Vec<f16> = bytemuck::pod_collect_to_vec(&read_back["d"].to_bytes().unwrap());
     assert_eq!(stored, [f16::from_f64(1.0 / 3.0)]);
     assert_eq!(read_back["h"].to_bytes().unwrap(), half.to_bytes().unwrap(), "f16 as f16 changes nothing");
 
-    save_tensors(vec![half], &path, &quick().with_stored(StoredType::BF16)).unwrap();
+    save_tensors(vec![half], &path, &quick().with_dtype(SaveDType::BF16)).unwrap();
     let stored: Vec<bf16> = bytemuck::pod_collect_to_vec(&read(&path)["h"].to_bytes().unwrap());
     assert_eq!(stored, [bf16::from_f32(65504.0), bf16::from_f32(f16::from_f32(-0.1).to_f32())]);
 }
@@ -299,7 +299,7 @@ fn a_value_beyond_f16_is_an_error_that_names_its_tensor_and_leaves_the_old_file(
     let before = fs::read(&path).unwrap();
     values[77_777] = -65_520.0;
     let large = || vec![tensor("a", &[1, 1], &[1.0]), tensor("blocks.2.weight", &[100, 1000], &values)];
-    let error = save_tensors(large(), &path, &quick().with_stored(StoredType::F16)).unwrap_err();
+    let error = save_tensors(large(), &path, &quick().with_dtype(SaveDType::F16)).unwrap_err();
     assert!(
         matches!(&error, Error::Overflow { tensor, value, dtype: "f16" } if tensor == "blocks.2.weight" && *value == -65_520.0)
     );
@@ -309,7 +309,7 @@ fn a_value_beyond_f16_is_an_error_that_names_its_tensor_and_leaves_the_old_file(
     );
     assert!(fs::read(&path).unwrap() == before);
     assert_eq!(files(folder.path()), ["t.bpk"]);
-    save_tensors(large(), &path, &quick().with_stored(StoredType::BF16)).unwrap();
+    save_tensors(large(), &path, &quick().with_dtype(SaveDType::BF16)).unwrap();
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn nan_and_infinities_are_kept() {
     assert_eq!(bits(&floats(&read(&path)["t"].to_bytes().unwrap())), bits(&odd));
 
     let report =
-        save_tensors(vec![tensor("t", &[2, 2], &odd)], &path, &quick().with_stored(StoredType::F16)).unwrap();
+        save_tensors(vec![tensor("t", &[2, 2], &odd)], &path, &quick().with_dtype(SaveDType::F16)).unwrap();
     let stored: Vec<f16> = bytemuck::pod_collect_to_vec(&read(&path)["t"].to_bytes().unwrap());
     assert!(stored[0].is_nan());
     assert_eq!(stored[1..3], [f16::INFINITY, f16::NEG_INFINITY]);
@@ -335,7 +335,7 @@ fn zstd_unpacks_to_the_very_file_and_says_its_size_beforehand() {
     let folder = tempdir().unwrap();
     let [plain, packed] = ["plain.bpk", "packed.bpk"].map(|name| folder.path().join(name));
     let net = net(1, &Device::flex());
-    for options in [quick(), safetensors().with_stored(StoredType::F16)] {
+    for options in [quick(), safetensors().with_dtype(SaveDType::F16)] {
         for (level, threads) in [(1, 1), (3, 2), (-5, 0)] {
             save(&net, &plain, &options).unwrap();
             let report =
@@ -403,7 +403,7 @@ fn new_shards_replace_old_ones_only_once_the_index_is_theirs() {
     assert!(matches!(refused, Error::Exists { .. }));
     // An error in the middle: the third tensor does not fit f16.
     let broken = vec![tensor("a", &[30, 1], &[0.5; 30]), tensor("b", &[30, 1], &[1e6; 30])];
-    save_tensors(broken, out, &sharded(100).with_stored(StoredType::F16)).unwrap_err();
+    save_tensors(broken, out, &sharded(100).with_dtype(SaveDType::F16)).unwrap_err();
     assert_eq!(weight(out), first);
     assert_eq!(files(out).len(), 6, "{:?}", files(out));
 
@@ -487,7 +487,7 @@ fn one_deferred_tensor_at_a_time_is_in_memory() {
         quick(),
         safetensors(),
         quick().with_compression(Zstd::default()),
-        quick().with_stored(StoredType::F16),
+        quick().with_dtype(SaveDType::F16),
     ] {
         reads.store(0, Ordering::SeqCst);
         save_tensors((0..8).map(deferred).collect(), folder.path().join("t"), &options).unwrap();
@@ -542,6 +542,12 @@ fn options_and_tensors_that_cannot_be_had_are_refused() {
         PackTensor::deferred("big".into(), DType::U8, [1_usize << 35], None, 1 << 35, || unreachable!());
     let error = save_tensors(vec![huge], &path, &quick()).unwrap_err();
     assert!(matches!(error, Error::Limit { limit, .. } if limit == 10 << 30), "{error}");
+    // What this crate would not read back.
+    let many: Vec<_> = (0..100_001).map(|i| tensor(&i.to_string(), &[1], &[1.0])).collect();
+    for options in [quick(), safetensors(), safetensors().with_max_shard_bytes(1 << 10)] {
+        let error = save_tensors(many.clone(), &path, &options).unwrap_err();
+        assert!(matches!(error, Error::Limit { size: 100_001, limit: 100_000, .. }), "{error}");
+    }
     assert!(files(folder.path()).is_empty());
 }
 

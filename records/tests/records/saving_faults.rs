@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use burn::store::burn_pack::{self, Tensor as PackTensor};
 use burn::tensor::{Bytes, DType, Device};
-use burn_nccl_records::{Error, SaveFormat, SaveOptions, StoredType, save, save_tensors, write_file};
+use burn_nccl_records::{Error, SaveDType, SaveFormat, SaveOptions, save, save_tensors, write_file};
 use tempfile::tempdir;
 
 use crate::saving::{net, quick};
@@ -342,7 +342,7 @@ fn a_read_only_folder_is_an_error() {
 fn saves_to_a_read_only_folder() {
     let Some(folder) = folder_from_parent() else { return };
     let path = folder.join("model.bpk");
-    for options in [quick(), quick().with_stored(StoredType::F16)] {
+    for options in [quick(), quick().with_dtype(SaveDType::F16)] {
         let error = save(&net(1, &Device::flex()), &path, &options).unwrap_err();
         assert!(error.to_string().contains("Read-only file system"), "{error}");
         assert_eq!(value(&path), 1);

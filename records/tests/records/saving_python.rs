@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use burn::tensor::{Device, Int, Tensor};
-use burn_nccl_records::{Names, SaveFormat, SaveOptions, StoredType, save};
+use burn_nccl_records::{Names, SaveDType, SaveFormat, SaveOptions, save};
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -92,12 +92,12 @@ fn python_reads_the_same_values() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("net.safetensors");
     let types = [
-        (StoredType::Keep, None),
-        (StoredType::F16, Some("torch.float16")),
-        (StoredType::BF16, Some("torch.bfloat16")),
+        (SaveDType::Keep, None),
+        (SaveDType::F16, Some("torch.float16")),
+        (SaveDType::BF16, Some("torch.bfloat16")),
     ];
     for (stored, half) in types {
-        save(&net(1, &Device::flex()), &path, &torch().with_stored(stored)).unwrap();
+        save(&net(1, &Device::flex()), &path, &torch().with_dtype(stored)).unwrap();
         let Some(found) = python("python_reads_the_same_values", READ_FILE, &path) else { return };
         assert_holds_net(&found, half);
     }

@@ -4,14 +4,11 @@ use std::path::Path;
 use std::str::FromStr;
 
 use burn_nccl_models::{Depth, NormConfig, ResNetConfig, Stem};
-use burn_nccl_records::{Architecture, SaveOptions, Source};
+use burn_nccl_records::{Architecture, Error, Source};
 use clap::Args;
 use recipe_common::{RecipeError, Result};
 use serde_json::Value;
 
-/// The metadata of a self-describing file.
-const ARCHITECTURE_KEY: &str = "burn-nccl.architecture";
-const CONFIG_KEY: &str = "burn-nccl.config";
 /// What a run writes beside its weights.
 const RUN_CONFIG: &str = "config.json";
 /// Height and width of the ImageNet stem's kernel.
@@ -62,29 +59,16 @@ fn given(options: &NetworkOptions, depth: Depth, source: &Source, path: &Path) -
     Ok(config)
 }
 
-/// `options` that make the new file describe the network.
-pub(crate) fn describe(options: SaveOptions, config: Option<&ResNetConfig>) -> SaveOptions {
-    let Some(config) = config else { return options };
-    let json = serde_json::to_string(config).expect("a config is plain data");
-    options.with_metadata(ARCHITECTURE_KEY, ResNetConfig::NAME).with_metadata(CONFIG_KEY, json)
-}
-
 /// The network of a self-describing file.
 fn described(source: &Source, path: &Path) -> Result<Option<ResNetConfig>> {
-    let metadata = source.metadata();
-    match (metadata.get(ARCHITECTURE_KEY), metadata.get(CONFIG_KEY)) {
-        (Some(name), Some(config)) if name == ResNetConfig::NAME => {
-            let config = serde_json::from_str(config).map_err(|error| error.to_string());
-            let config = config.and_then(|config: ResNetConfig| config.check().map(|()| config));
-            config.map(Some).map_err(|why| {
-                RecipeError::failure(
-                    format!("cannot use the description of the network in {}", path.display()),
-                    why,
-                    "give the network with --model",
-                )
-            })
-        }
-        _ => Ok(None),
+    match source.architecture() {
+        Ok(config) => Ok(Some(config)),
+        Err(Error::ModelConfig { why, .. }) => Err(RecipeError::failure(
+            format!("cannot use the description of the network in {}", path.display()),
+            why,
+            "give the network with --model",
+        )),
+        Err(_) => Ok(None),
     }
 }
 

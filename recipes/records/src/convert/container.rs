@@ -5,15 +5,13 @@ use burn::store::burn_pack::{Error as PackError, Tensor};
 use burn::tensor::{DType, Shape};
 use burn_nccl_records::{Source, StoredTensor};
 
-use super::names::wrapper;
 use super::target::{Dtype, Target};
 
 /// The tensors of `source`, each read when its turn to be written comes.
 ///
 /// For PyTorch, which would not find them behind it, they lose the prefix of its wrappers.
 pub(super) fn tensors(source: &Source, dtype: Option<Dtype>, target: Target) -> Vec<Tensor> {
-    let names: Vec<&str> = source.tensors().iter().map(StoredTensor::name).collect();
-    let prefix = if target == Target::Torch { wrapper(&names) } else { "" };
+    let prefix = if target == Target::Torch { source.wrapper_prefix() } else { String::new() };
     let convert = |stored: &StoredTensor| {
         let tensor = deferred(stored, &stored.name()[prefix.len()..]);
         match dtype {

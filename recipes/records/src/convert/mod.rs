@@ -2,7 +2,6 @@
 
 mod architecture;
 mod container;
-mod names;
 mod target;
 
 use std::path::PathBuf;
@@ -10,8 +9,8 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use burn_nccl_models::{ResNet, ResNetConfig};
 use burn_nccl_records::{
-    Architecture, Error, Format, LoadOptions, NameStyle, Names, SaveOptions, SaveReport, Source, StoredDType,
-    load_source, save_model, save_tensors,
+    Architecture, Error, Format, LoadDType, LoadOptions, Names, SaveOptions, SaveReport, Source, load_source,
+    save_model, save_tensors,
 };
 use clap::Args;
 use recipe_common::device::DeviceChoice;
@@ -38,17 +37,20 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let target = options.target.resolve(&options.to)?;
     let source = open(&options.input)?;
-    let found = names::of(&source);
-    let translates = names::wanted(target, found) != found;
+    let found = source.names();
+    let translates = target.names(found) != found;
     let config = architecture::find(&options.architecture, &source, &options.input.path, translates)?;
     // Also where names stay: the network checks what a copy would only hand on.
     let network = config.as_ref().map(|config| load(options, &source, config)).transpose()?;
     let found = network.as_ref().map_or(found, |(_, names)| *names);
-    let wanted = names::wanted(target, found);
+    let wanted = target.names(found);
     let save_options = with_metadata(options.target.save_options(target, wanted), &source);
     let report = match (&config, &network) {
         _ if wanted == found => {
-            let save_options = architecture::describe(save_options, config.as_ref());
+            let save_options = match &config {
+                Some(config) => save_options.with_architecture(config),
+                None => save_options,
+            };
             save_tensors(
                 container::tensors(&source, options.target.dtype, target),
                 &options.to,
@@ -65,8 +67,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<(ResNet, Names)> {
     let device = DeviceChoice::Cpu.select(0, 1).or_else(|_| DeviceChoice::Auto.select(0, 1))?.device;
     let dtype = match options.target.dtype {
-        Some(Dtype::F32) => StoredDType::To(DType::F32),
-        _ => StoredDType::File,
+        Some(Dtype::F32) => LoadDType::To(DType::F32),
+        _ => LoadDType::File,
     };
     let load_options = LoadOptions::default().with_open(options.input.options()).with_dtype(dtype);
     let network = Architecture::init(config, &device);
@@ -83,13 +85,12 @@ fn load(options: &Options, source: &Source, config: &ResNetConfig) -> Result<(Re
             error => records(what, error),
         }
     })?;
-    let names = if report.names == NameStyle::Torch { Names::Torch } else { Names::Burn };
-    Ok((network, names))
+    Ok((network, report.names))
 }
 
 /// `options` with the text of the old file, except what says how that one was written.
 fn with_metadata(options: SaveOptions, source: &Source) -> SaveOptions {
-    let of_file = ["format", "producer", names::NAMES_KEY];
+    let of_file = ["format", "producer"];
     // What a PyTorch file has there is the key of the dictionary that was taken.
     let kept = source
         .metadata()

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::path::Path;
 use std::str::FromStr;
 
-use burn_nccl_records::{Names, SaveFormat, SaveOptions, StoredType, Zstd};
+use burn_nccl_records::{Names, SaveDType, SaveFormat, SaveOptions, Zstd};
 use clap::{Args, ValueEnum};
 use recipe_common::{RecipeError, Result};
 
@@ -37,6 +37,18 @@ pub(super) enum Target {
     Safetensors,
     /// Safetensors with torchvision's names and layouts
     Torch,
+}
+
+impl Target {
+    /// Whose names the tensors of the new file have. Where these are others than those `found`, the way leads through the
+    /// network, which knows both names and both layouts.
+    pub(super) fn names(self, found: Names) -> Names {
+        match self {
+            Self::Bpk => Names::Burn,
+            Self::Torch => Names::Torch,
+            Self::Safetensors => found,
+        }
+    }
 }
 
 /// A float type to store.
@@ -74,10 +86,10 @@ impl TargetOptions {
             .with_format(if target == Target::Bpk { SaveFormat::Burnpack } else { SaveFormat::Safetensors })
             .with_names(names)
             .with_overwrite(self.overwrite)
-            .with_stored(match self.dtype {
-                None | Some(Dtype::F32) => StoredType::Keep,
-                Some(Dtype::F16) => StoredType::F16,
-                Some(Dtype::Bf16) => StoredType::BF16,
+            .with_dtype(match self.dtype {
+                None | Some(Dtype::F32) => SaveDType::Keep,
+                Some(Dtype::F16) => SaveDType::F16,
+                Some(Dtype::Bf16) => SaveDType::BF16,
             });
         if let Some(Compression(level)) = self.compress {
             let default = Zstd::default();

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// Only floats of two dimensions or more are rounded. What has fewer stays as it is: the scales and statistics of norms,
 /// of which a variance easily leaves the range of f16, and biases; together they are a thousandth of a network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StoredType {
+pub enum SaveDType {
     /// Each parameter in the type it has.
     #[default]
     Keep,
@@ -25,7 +25,7 @@ pub enum StoredType {
 /// Values that one thread rounds at a time: small enough for its cache.
 const CHUNK: usize = 1 << 14;
 
-impl StoredType {
+impl SaveDType {
     /// The type in which a tensor is stored.
     pub(crate) fn of(self, dtype: DType, rank: usize) -> DType {
         match self {
