@@ -77,7 +77,11 @@ impl RecipeError {
                 let text = report.to_string();
                 // The last line speaks to programmers.
                 let (cause, _) = text.rsplit_once('\n').unwrap_or((&text, ""));
-                Self::failure(what, cause, "give the weights of this model, or another --model")
+                Self::failure(
+                    what,
+                    cause,
+                    "give the weights of this network, or the --model and --stem of the file",
+                )
             }
             error => Self::from_text(what, &error.to_string()),
         }

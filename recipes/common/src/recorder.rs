@@ -9,12 +9,11 @@ use crate::config::RunConfig;
 use crate::error::{RecipeError, Result};
 use crate::metrics::{Evaluation, MetricsFile, StepRecord, Summary};
 use crate::plot::Curves;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{RunFolder, SUMMARY};
 use crate::tensorboard::EventFile;
 
 const CONFIG: &str = "config.json";
 const METRICS: &str = "metrics.jsonl";
-const SUMMARY: &str = "summary.json";
 
 /// Every file of a run but the logs and checkpoints.
 #[derive(Debug)]

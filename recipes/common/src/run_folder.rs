@@ -13,6 +13,9 @@ use crate::error::{RecipeError, Result};
 /// The one thing that may be in the folder before the run: what the ranks print.
 pub const LOG_FOLDER: &str = "logs";
 
+/// The last file that a run writes.
+pub const SUMMARY: &str = "summary.json";
+
 /// A run's folder. Files appear in it complete or not at all.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
@@ -90,6 +93,11 @@ impl RunFolder {
     /// The path of a file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+
+    /// Whether the run in it has ended: the summary is written last.
+    pub fn has_summary(&self) -> bool {
+        self.file(SUMMARY).exists()
     }
 
     /// Removes a file, where there is one.

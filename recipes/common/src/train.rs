@@ -69,7 +69,7 @@ impl Run {
     /// Trains `model`, tests it after each epoch, and leaves the results in the run folder.
     ///
     /// The folder is created when the first step has succeeded, so a run that cannot begin leaves nothing behind.
-    /// Returns the summary on rank 0.
+    /// Returns the summary on rank 0, unless a run is resumed that has ended: its results stay as they are.
     ///
     /// # Errors
     /// Where an image cannot be read, a rank is lost, a file cannot be written, or the loss is not finite; the last
@@ -77,6 +77,9 @@ impl Run {
     pub fn train(self, mut model: ResNet) -> Result<Option<Summary>> {
         let epochs = self.config.epochs;
         let mut trainer = Trainer::new(self, &model)?;
+        if trainer.is_complete()? {
+            return Ok(None);
+        }
         trainer.announce();
         let mut evaluation = None;
         while trainer.epoch_now() <= epochs && !trainer.is_over() {

@@ -103,6 +103,10 @@ impl Resume {
                 );
             }
         }
+        if before.get("weights") != now.get("weights") {
+            let remedy = "leave out --weights, or --resume";
+            return refused("the weights are the checkpoint's, and --weights names others".into(), remedy);
+        }
         if self.sampler.dataset_len != train_images as u64 {
             let images = self.sampler.dataset_len;
             return refused(
@@ -220,7 +224,7 @@ pub(crate) fn continues(out: &Path, options: &TrainOptions, resume: Option<&Resu
 
 /// Whether a run began in `out` and did not end. One that ended without checkpoints is not begun again over its results.
 fn is_interrupted(out: &Path) -> bool {
-    out.join("config.json").exists() && !out.join("summary.json").exists()
+    out.join("config.json").exists() && !RunFolder::existing(out).has_summary()
 }
 
 /// Makes sure that `out` holds no other run than the one that goes on, and that nothing of that one is lost.

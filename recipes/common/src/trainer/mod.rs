@@ -170,6 +170,26 @@ impl Trainer {
         self.stop || self.at.steps >= self.last_step
     }
 
+    /// Whether this run goes on with one that has ended, and has nothing to add to it: on all ranks, as rank 0 finds it.
+    pub(crate) fn is_complete(&mut self) -> Result<bool> {
+        let has_ended = self.is_over() || self.epoch_now() > self.run.config.epochs;
+        if !self.run.continues || !has_ended {
+            return Ok(false);
+        }
+        let is_recorder = self.run.parallel.rank() == 0;
+        let mut complete = [i64::from(is_recorder && RunFolder::existing(&self.run.out).has_summary())];
+        self.run.parallel.sum_i64(&mut complete)?;
+        if is_recorder && complete[0] > 0 {
+            log::warn!(
+                "the run in {} has ended at step {}: there is nothing left to train; for more, give a larger --epochs or \
+                 --max-steps",
+                self.run.out.display(),
+                self.at.steps
+            );
+        }
+        Ok(complete[0] > 0)
+    }
+
     /// The epoch in which the run is, counted from 1.
     pub(crate) fn epoch_now(&self) -> usize {
         self.at.epochs + 1

@@ -116,11 +116,18 @@ fn epochs_go_on_where_they_ended_and_more_can_be_asked_for() {
     let state: Value = serde_json::from_slice(&state).unwrap();
     assert_eq!(state["state"]["metric"], summary["test_accuracy"]);
 
-    // Nothing is left to do: the run is tested again and stays as it is.
+    // Nothing is left to do, and what the run has measured stays.
     let output = place.run(&["--resume", "auto"]);
     assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("nothing left to train"), "{}", stderr(&output));
+    assert_eq!(place.json("summary.json"), summary);
+
+    // In a folder of its own it is tested again, with the results of the same weights.
+    let branch = Place::new();
+    let output = branch.run(&["--resume", place.out.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
     for key in ["parameters_sha256", "train_loss_final", "test_accuracy"] {
-        assert_eq!(place.json("summary.json")[key], summary[key], "{key}");
+        assert_eq!(branch.json("summary.json")[key], summary[key], "{key}");
     }
 }
 
@@ -300,6 +307,7 @@ fn what_does_not_go_with_a_checkpoint_is_refused() {
     let data = place.images(&["a/1.png", "b/1.png"], &["a/1.png", "b/1.png"]);
     let cases: &[(&[&str], &[&str])] = &[
         (&["--resume", run, "--model", "resnet34"], &["--model is resnet18, not resnet34", "--weights"]),
+        (&["--resume", run, "--weights", "other.pth"], &["the weights are the checkpoint's"]),
         (&["--resume", run, "--data", &data], &["1498 images", "there are 2"]),
     ];
     for (args, texts) in cases {
