@@ -80,6 +80,27 @@ fn check_sizes(folder: &Path) -> Result<Manifest, String> {
     Ok(manifest)
 }
 
+/// What is wrong with the weights of a checkpoint that is complete by the sizes of its files, or with these.
+pub(super) fn check_weights(folder: &Path) -> Result<(), String> {
+    check(folder).and_then(|(manifest, _)| compare_model(manifest, folder))
+}
+
+/// What is wrong with the weights in a folder that a manifest describes; nothing where none does.
+pub(crate) fn check_model(folder: &Path) -> Result<(), String> {
+    match Manifest::read(folder) {
+        Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.to_string()),
+        Ok(manifest) => compare_model(manifest, folder),
+    }
+}
+
+/// How the weights differ from what `manifest` says, if it says something.
+fn compare_model(mut manifest: Manifest, folder: &Path) -> Result<(), String> {
+    manifest.files.retain(|file| file.name == MODEL);
+    let found = manifest.verify(folder);
+    if found.is_intact() { Ok(()) } else { Err(found.to_string()) }
+}
+
 /// The state in a folder whose files are what the manifest says to the last bit; what is wrong otherwise.
 pub(super) fn verify(folder: &Path) -> Result<TrainingState, String> {
     // Before the hashes: they take long, and this does not.

@@ -75,9 +75,9 @@ pub(super) fn newest(folder: &Path) -> io::Result<(Found, Option<TrainingState>)
     newest_by(folder, contents::verify)
 }
 
-/// As [`find`], by the sizes of files: whoever wants no more than the weights does not wait for the hashes of all files.
-pub(crate) fn newest_by_size(folder: &Path) -> io::Result<Found> {
-    newest_by(folder, contents::check).map(|(found, _)| found)
+/// As [`find`], by the hash of the weights and the sizes of the other files, for whoever wants no more than the weights.
+pub(crate) fn newest_weights(folder: &Path) -> io::Result<Found> {
+    newest_by(folder, contents::check_weights).map(|(found, _)| found)
 }
 
 /// The newest checkpoint in `folder` that is complete by `check`, which says what is wrong otherwise.

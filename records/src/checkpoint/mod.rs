@@ -60,8 +60,9 @@ mod writer;
 
 pub use checkpointer::Checkpointer;
 pub use config::{Best, CheckpointConfig, OnFailure};
+pub(crate) use contents::check_model;
 pub use failure::CheckpointFailure;
-pub(crate) use find::newest_by_size;
+pub(crate) use find::newest_weights;
 pub use find::{Broken, Found, find, find_agreed};
 pub(crate) use layout::{MODEL, Named, named};
 pub use open::Checkpoint;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::Verification;
 use super::files::{check_names, digest, open, tensors};
-use super::verification::compare;
+use super::verification::{compare, is_lfs_pointer};
 use crate::atomic;
 use crate::error::{Error, Result};
 
@@ -86,7 +86,8 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// [`Error::Manifest`] for a name that is absolute, leaves the folder, appears twice or is a link, [`Error::File`]
+    /// [`Error::Manifest`] for a name that is absolute, leaves the folder, appears twice, is a link or a file that Git LFS
+    /// has not fetched, [`Error::File`]
     /// for a file that cannot be read, and those of [`Source::open`](crate::Source::open) for damaged weights.
     pub fn describe(folder: impl AsRef<Path>, names: &[impl AsRef<str>]) -> Result<Self> {
         let folder = folder.as_ref();
@@ -95,6 +96,10 @@ impl Manifest {
         check_names(names.iter().copied()).map_err(invalid)?;
         let describe = |name: &&str| {
             let file = open(folder, name).map_err(|refusal| refusal.into_error(folder, name))?;
+            if is_lfs_pointer(&file) {
+                // Once the file itself is there, it would count as altered.
+                return Err(invalid(format!("`{name}` is a Git LFS pointer: run `git lfs pull` first")));
+            }
             let (bytes, sha256) = digest(file).map_err(Error::file("read", folder.join(name)))?;
             Ok(ManifestFile { name: (*name).into(), bytes, sha256 })
         };

@@ -1,6 +1,7 @@
 use std::fmt;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::ManifestFile;
@@ -68,9 +69,10 @@ impl fmt::Display for Fault {
     }
 }
 
-fn is_lfs_pointer(mut file: File) -> bool {
+/// Whether Git LFS has left the file in place of another that it has not fetched.
+pub(super) fn is_lfs_pointer(file: &File) -> bool {
     let mut start = [0; LFS_POINTER.len()];
-    file.read_exact(&mut start).is_ok() && start == *LFS_POINTER
+    file.read_exact_at(&mut start, 0).is_ok() && start == *LFS_POINTER
 }
 
 /// How a file differs from its description; none where it does not.
@@ -90,7 +92,7 @@ pub(super) fn compare(folder: &Path, described: &ManifestFile) -> Option<Fault> 
         Err(error) => return unreadable(format!("cannot be read: {error}")),
     };
     if found != described.bytes {
-        return Some(match is_lfs_pointer(file) {
+        return Some(match is_lfs_pointer(&file) {
             true => Fault::LfsPointer,
             false => Fault::Size { expected: described.bytes, found },
         });

@@ -3,8 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::{self, Broken, Found, Named};
+use crate::checkpoint::{self, Broken, Found, Named, check_model};
 use crate::{Error, Result};
+
+/// What the recipes write last.
+const RUN_SUMMARY: &str = "summary.json";
 
 /// Where weights are, once a folder has been looked into.
 #[derive(Debug, PartialEq)]
@@ -35,10 +38,14 @@ pub(crate) fn locate(path: &Path) -> Result<Located> {
         path.join("model.safetensors.index.json"),
         path.join("model.safetensors"),
     );
+    if is_finished(path) {
+        return Ok(Located::Checkpoint(model));
+    }
     let Found { newest, broken } = newest_checkpoint(path)?;
     if let Some(newest) = newest {
         Ok(Located::Checkpoint(newest.join(checkpoint::MODEL)))
     } else if model.is_file() {
+        check_model(path).map_err(|why| Error::CheckpointBroken { path: path.into(), why })?;
         Ok(Located::Checkpoint(model))
     } else if index.is_file() {
         Ok(Located::Index(index))
@@ -57,10 +64,15 @@ pub(crate) fn locate(path: &Path) -> Result<Located> {
     }
 }
 
+/// Whether a recipe's run has ended in the folder: its weights are newer than those of its checkpoints then.
+fn is_finished(path: &Path) -> bool {
+    [RUN_SUMMARY, checkpoint::MODEL].into_iter().all(|name| path.join(name).is_file())
+}
+
 /// The newest complete checkpoint in the folder of a run or of checkpoints. In a checkpoint itself there is none.
 fn newest_checkpoint(path: &Path) -> Result<Found> {
     match checkpoint::named(path) {
         Named::Checkpoint => Ok(Found::default()),
-        Named::FolderOf(folder) => checkpoint::newest_by_size(&folder).map_err(Error::file("read", &folder)),
+        Named::FolderOf(folder) => checkpoint::newest_weights(&folder).map_err(Error::file("read", &folder)),
     }
 }

@@ -260,6 +260,19 @@ fn of_a_run_the_newest_complete_checkpoint_loads() {
         assert_is_golden(&load_net(&path).0);
     }
     assert_eq!(Checkpoint::open(&run).unwrap().path(), newest);
+    // One whose weights have changed is passed over, and refused by its name.
+    let weights = newest.join("model.bpk");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    assert_eq!(open(&run).files(), [run.join("checkpoints/step-9/model.bpk")]);
+    let altered = Source::open(&newest, &OpenOptions::default()).unwrap_err().to_string();
+    assert!(altered.contains("model.bpk: altered"), "{altered}");
+    // A run that has ended has newer weights than its checkpoints.
+    fs::copy(&record, run.join("model.bpk")).unwrap();
+    fs::write(run.join("summary.json"), "{}").unwrap();
+    assert_eq!(open(&run).files(), [run.join("model.bpk")]);
+    fs::remove_file(run.join("model.bpk")).unwrap();
     // With none that is complete, the reason of the newest.
     for name in ["step-9", "step-10"] {
         fs::remove_dir_all(run.join("checkpoints").join(name)).unwrap();

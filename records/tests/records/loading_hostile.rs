@@ -1,6 +1,7 @@
 //! Files made to crash, to fill the memory or to reach outside their folder: an error each time.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
@@ -43,6 +44,23 @@ fn safetensors(header: &str, data: usize) -> Vec<u8> {
     bytes.extend(header.as_bytes());
     bytes.resize(bytes.len() + data, 0);
     bytes
+}
+
+// C16
+#[test]
+fn a_pickle_that_an_archive_hides_is_not_unpacked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.pth");
+    let mut archive = zip::ZipWriter::new(fs::File::create(&path).unwrap());
+    let deflated =
+        zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Deflated);
+    archive.start_file("archive/data.pkl", deflated).unwrap();
+    // Empty dictionaries, of which each takes a byte here and some 85 in memory.
+    archive.write_all(&[b"\x80\x02".as_slice(), &[b'}'; 20 << 20], b"."].concat()).unwrap();
+    archive.finish().unwrap();
+    assert!(fs::metadata(&path).unwrap().len() < 100_000);
+    let text = refusal(&path);
+    assert!(text.contains("20971523 bytes") && text.contains("1048576"), "{text}");
 }
 
 // C16

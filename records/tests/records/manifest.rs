@@ -40,6 +40,15 @@ fn with_file(name: &str) -> String {
 }
 
 #[test]
+fn a_file_that_git_lfs_has_not_fetched_is_not_described() {
+    let folder = tempfile::tempdir().unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+    std::fs::write(folder.path().join("model.bpk"), pointer).unwrap();
+    let text = Manifest::describe(folder.path(), &["model.bpk"]).unwrap_err().to_string();
+    assert!(text.contains("git lfs pull"), "{text}");
+}
+
+#[test]
 fn a_manifest_is_read_as_it_was_written() {
     let folder = folder();
     let metrics = Map::from_iter([("accuracy".to_string(), json!(0.97))]);

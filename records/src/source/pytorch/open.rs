@@ -1,15 +1,21 @@
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{BoolStore, DType};
 use pytorch_reader::{DType as TorchType, PickleError, PickleValue, PytorchError, PytorchReader};
+use zip::ZipArchive;
 
 use super::select::select;
 use super::temporary::TemporaryCopy;
 use crate::source::{MAX_TENSORS, Payload};
 use crate::{Error, Format, OpenOptions, Result, Source, StoredTensor};
+
+/// The largest pickle of an archive is its size on disk, where PyTorch compresses nothing, but at least and at most this: a
+/// tensor takes some hundred bytes of it.
+const MIN_PICKLE_LIMIT: u64 = 1 << 20;
+const MAX_PICKLE_LIMIT: u64 = 16 << 20;
 
 pub(in crate::source) fn open(path: &Path, compressed: bool, options: &OpenOptions) -> Result<Source> {
     let bytes = fs::metadata(path).map_err(Error::file("read", path))?.len();
@@ -18,6 +24,7 @@ pub(in crate::source) fn open(path: &Path, compressed: bool, options: &OpenOptio
         false => TemporaryCopy::repaired(path)?,
     };
     let file = copy.as_ref().map_or(path, |copy| copy.path());
+    check_pickle(path, file, bytes)?;
     let root = PytorchReader::read_pickle_data(file, None).map_err(|error| refused(path, error))?;
     let PickleValue::Dict(root) = root else {
         return Err(Error::NotStateDict { path: path.into(), found: type_name(root) });
@@ -38,6 +45,22 @@ pub(in crate::source) fn open(path: &Path, compressed: bool, options: &OpenOptio
         bytes,
         files: vec![path.into()],
     })
+}
+
+/// Refuses a pickle that would expand into more memory than any checkpoint needs: each of its bytes can become an object
+/// of some 85 bytes, and an archive can make a hundred kilobytes of it look like a hundred million.
+fn check_pickle(path: &Path, file: &Path, from: u64) -> Result<()> {
+    let file = File::open(file).map_err(Error::file("read", path))?;
+    // What is no archive has its pickle as it is, and what is a damaged one is refused by the reader, which says why.
+    let Ok(mut archive) = ZipArchive::new(file) else { return Ok(()) };
+    let limit = from.clamp(MIN_PICKLE_LIMIT, MAX_PICKLE_LIMIT);
+    for index in 0..archive.len() {
+        let Ok(entry) = archive.by_index_raw(index) else { continue };
+        if entry.name_raw().ends_with(b"data.pkl") && entry.size() > limit {
+            return Err(Error::TooLarge { path: path.into(), from, bytes: entry.size(), limit });
+        }
+    }
+    Ok(())
 }
 
 /// The tensors of the dictionary under `key`, by their names in it, sorted.
