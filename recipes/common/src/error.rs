@@ -83,7 +83,7 @@ impl RecipeError {
                     "give the weights of this network, or the --model and --stem of the file",
                 )
             }
-            error => Self::from_text(what, &error.to_string()),
+            error => Self::from_text(what, &options_for(error.to_string())),
         }
     }
 
@@ -135,6 +135,17 @@ impl RecipeError {
     }
 }
 
+/// A message of the library of records, which speaks to programmers, with the options that a user has in their place.
+fn options_for(text: String) -> String {
+    [
+        ("`OpenOptions::key`", "`recipe-records convert --key`"),
+        ("`OpenOptions::max_expanded_bytes`", "`recipe-records convert --max-expanded-mb`"),
+        ("keep_last and keep_best", "--keep-last and --keep-best"),
+    ]
+    .iter()
+    .fold(text, |text, (name, option)| text.replace(name, option))
+}
+
 /// Splits a library's message, which is `what: why; remedy` or `what and why: remedy`, before the remedy.
 pub(crate) fn split_remedy(text: &str) -> (&str, &str) {
     text.rsplit_once("; ").or_else(|| text.rsplit_once(": ")).unwrap_or((text, "see --help"))
@@ -160,6 +171,13 @@ mod tests {
         assert_eq!(split_remedy("a: b; c: d; do e: f"), ("a: b; c: d", "do e: f"));
         assert_eq!(split_remedy("x is 0: use 1"), ("x is 0", "use 1"));
         assert_eq!(split_remedy("plain"), ("plain", "see --help"));
+    }
+
+    #[test]
+    fn a_message_about_records_names_the_options_of_the_command_line() {
+        let error = RecordsError::TooLarge { path: "x".into(), from: 1, bytes: 3, limit: 2 };
+        let text = RecipeError::records("cannot begin", error).to_string();
+        assert!(text.contains("--max-expanded-mb") && !text.contains("OpenOptions"), "{text}");
     }
 
     #[test]
