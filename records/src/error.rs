@@ -191,6 +191,16 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
+    /// The system gives no room to decompress a file to.
+    #[error("cannot reserve the {bytes} bytes of memory that {} may expand to: {source}; lower `OpenOptions::max_expanded_bytes` to what it does, or raise the process's limit", path.display())]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// How many bytes were asked for: the size that the file says, or the limit where it says none.
+        bytes: u64,
+        /// The reason.
+        source: io::Error,
+    },
     /// A tensor has an element type that Burn lacks, or that loading does not support.
     #[error("tensor `{tensor}` of {} has the element type {dtype}, which cannot be loaded; convert it with the tool that wrote the file", path.display())]
     UnsupportedType {

@@ -81,9 +81,10 @@ impl Saving {
             for _ in 0..saves {
                 checkpointer.save(&net, &optimizer, TrainingState { step, ..TrainingState::default() })?;
                 checkpointer.wait()?;
+                // After each: the one that is replaced next is acknowledged, too.
+                println!("{step}");
+                std::io::stdout().flush().expect("the parent reads");
             }
-            println!("{step}");
-            std::io::stdout().flush().expect("the parent reads");
         }
         checkpointer.finish()
     }

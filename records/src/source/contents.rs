@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapMut, MmapOptions};
 
 use super::OpenOptions;
 use crate::format::{Format, HEAD_BYTES};
@@ -68,38 +68,66 @@ impl Contents {
     }
 }
 
+/// The most addresses that are reserved for a file: 16 TiB, of the 128 that a process has.
+const MOST_BYTES: u64 = 1 << 44;
+
 /// The decompressed file at `path`.
 ///
-/// The system gives memory to pages as they are first written: a whole limit's worth of addresses costs nothing, where a
-/// vector that grows would at times exist twice, and the size that a stream declares may be a lie.
+/// The system gives memory to pages as they are first written, where a vector that grows would at times exist twice. So a
+/// stream that does not say its size takes a whole limit's worth of addresses, which costs nothing where a process may
+/// have them.
 fn decompressed(path: &Path, options: &OpenOptions) -> Result<bytes::Bytes> {
-    /// 16 TiB, of the 128 that a process has addresses for.
-    const MOST_BYTES: u64 = 1 << 44;
-    let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
-    let limit = options.limit(from).min(MOST_BYTES) as usize;
-    let reserve = MmapOptions::new().len(limit).no_reserve_swap().map_anon();
-    let mut memory = reserve.map_err(Error::file("reserve memory for", path))?;
-    let mut filled = io::Cursor::new(&mut memory[..]);
-    decompress(path, options, &mut filled)?;
-    let length = filled.position() as usize;
-    Ok(bytes::Bytes::from_owner(memory).slice(..length))
+    let (limit, declared) = allowance(path, options)?;
+    let limit = limit.min(MOST_BYTES);
+    // A stream of several frames declares the first alone: what goes on after it is read again, with room for all.
+    for room in declared.filter(|&bytes| bytes < limit).into_iter().chain([limit]) {
+        let mut memory = reserve(path, room)?;
+        let mut filled = io::Cursor::new(&mut memory[..]);
+        if unpack(path, room, &mut filled)? {
+            let length = filled.position() as usize;
+            return Ok(bytes::Bytes::from_owner(memory).slice(..length));
+        }
+    }
+    Err(too_large(path, limit.saturating_add(1), limit))
+}
+
+fn reserve(path: &Path, bytes: u64) -> Result<MmapMut> {
+    let memory = MmapOptions::new().len(bytes as usize).no_reserve_swap().map_anon();
+    memory.map_err(|source| Error::Memory { path: path.into(), bytes, source })
 }
 
 /// Writes the decompressed file at `path` to `to`, as long as it stays within the limit.
 pub(crate) fn decompress(path: &Path, options: &OpenOptions, to: &mut impl Write) -> Result<()> {
-    let from = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
-    let limit = options.limit(from);
-    let too_large = |bytes| Error::TooLarge { path: path.into(), from, bytes, limit };
-    if let Some(bytes) = declared_bytes(path)?.filter(|&bytes| bytes > limit) {
-        return Err(too_large(bytes));
+    let (limit, _) = allowance(path, options)?;
+    match unpack(path, limit, to)? {
+        true => Ok(()),
+        false => Err(too_large(path, limit.saturating_add(1), limit)),
     }
+}
+
+/// The most bytes that the file at `path` may expand to, and what it says that it does, which is not more.
+fn allowance(path: &Path, options: &OpenOptions) -> Result<(u64, Option<u64>)> {
+    let limit = options.limit(file_bytes(path)?);
+    match declared_bytes(path)? {
+        Some(bytes) if bytes > limit => Err(too_large(path, bytes, limit)),
+        declared => Ok((limit, declared)),
+    }
+}
+
+fn too_large(path: &Path, bytes: u64, limit: u64) -> Error {
+    Error::TooLarge { path: path.into(), from: file_bytes(path).unwrap_or_default(), bytes, limit }
+}
+
+fn file_bytes(path: &Path) -> Result<u64> {
+    Ok(std::fs::metadata(path).map_err(Error::file("read", path))?.len())
+}
+
+/// Writes the decompressed file at `path` to `to`, at most `most` bytes, and says whether that is all of it.
+fn unpack(path: &Path, most: u64, to: &mut impl Write) -> Result<bool> {
     let mut stream = decoder(path)?;
-    let bytes = io::copy(&mut stream.by_ref().take(limit), to).map_err(|error| bad_stream(path, error))?;
-    // One byte more is either above the limit, or the check that the stream ends as it should.
-    match stream.read(&mut [0]).map_err(|error| bad_stream(path, error))? {
-        0 => Ok(()),
-        _ => Err(too_large(bytes + 1)),
-    }
+    io::copy(&mut stream.by_ref().take(most), to).map_err(|error| bad_stream(path, error))?;
+    // One byte more is either too many, or the check that the stream ends as it should.
+    Ok(stream.read(&mut [0]).map_err(|error| bad_stream(path, error))? == 0)
 }
 
 /// What the first frame says that it holds, if it does; a stream may have more than one.

@@ -209,6 +209,12 @@ fn any_format_may_be_compressed_with_zstd() {
         assert_eq!(source.bytes(), fs::metadata(&path).unwrap().len());
         assert_is_golden(&load_net(&path).0);
     }
+    // In frames, each of which says its own size.
+    let path = folder.path().join("frames.zst");
+    let bytes = fs::read(fixture("net.safetensors")).unwrap();
+    let frames: Vec<u8> = bytes.chunks(100).flat_map(|part| zstd::bulk::compress(part, 3).unwrap()).collect();
+    fs::write(&path, frames).unwrap();
+    assert_is_golden(&load_net(&path).0);
     // Shards one by one.
     for file in fs::read_dir(fixture("sharded")).unwrap().map(|entry| entry.unwrap().path()) {
         let to = folder.path().join(file.file_name().unwrap());

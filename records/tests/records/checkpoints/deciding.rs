@@ -14,7 +14,7 @@ use burn_nccl_records::{Error, Manifest};
 use super::training::{Hooked, at, names, net, saved, sgd, state, train};
 
 /// Runs two ranks, whose collectives may each take this long.
-fn ranks<T: Send>(timeout: Duration, rank: impl Fn(usize, &ProcessGroup) -> T + Sync) -> Vec<T> {
+pub(super) fn ranks<T: Send>(timeout: Duration, rank: impl Fn(usize, &ProcessGroup) -> T + Sync) -> Vec<T> {
     let groups = ProcessGroup::local(2, GroupOptions::default().with_timeout(timeout)).unwrap();
     std::thread::scope(|scope| {
         let run = |group: ProcessGroup| {

@@ -1,6 +1,7 @@
 //! Checkpoints on real files.
 
 mod deciding;
+mod durability;
 mod finding;
 mod hostile;
 mod keeping;
