@@ -104,12 +104,6 @@ pub(crate) fn wrapper_prefix(keys: &[&str], paths: &[&str]) -> String {
     common_prefix(keys, paths, &WRAPPERS)
 }
 
-/// How often `name` begins with `wrapper`. One that is nothing else keeps the last.
-fn repeats(name: &str, wrapper: &str) -> usize {
-    let strip = |name: &'_ str| name.strip_prefix(wrapper).map(str::len).filter(|&left| left > 0);
-    std::iter::successors(strip(name), |&left| strip(&name[name.len() - left..])).count()
-}
-
 /// The same where no model is known.
 pub(crate) fn sure_wrapper_prefix(keys: &[&str]) -> String {
     common_prefix(keys, &[], &SURE_WRAPPERS)
@@ -117,14 +111,21 @@ pub(crate) fn sure_wrapper_prefix(keys: &[&str]) -> String {
 
 fn common_prefix(keys: &[&str], paths: &[&str], wrappers: &[&str]) -> String {
     let mut prefix = String::new();
-    while let Some(wrapper) = wrappers.iter().find(|wrapper| {
-        let wrapped = keys.iter().map(|key| repeats(&key[prefix.len()..], wrapper)).min();
-        let own = paths.iter().map(|path| repeats(path, wrapper)).max();
-        wrapped.unwrap_or(0) > own.unwrap_or(0)
+    // All repeats of a wrapper at once: name by name, a hostile key of 100 MB of them would take years.
+    while let Some((wrapper, count)) = wrappers.iter().find_map(|wrapper| {
+        let wrapped = keys.iter().map(|key| repeats(&key[prefix.len()..], wrapper)).min()?;
+        let own = paths.iter().map(|path| repeats(path, wrapper)).max().unwrap_or(0);
+        (wrapped > own).then(|| (wrapper, wrapped - own))
     }) {
-        prefix.push_str(wrapper);
+        prefix.push_str(&wrapper.repeat(count));
     }
     prefix
+}
+
+/// How often `name` begins with `wrapper`. A name that is nothing else keeps the last.
+fn repeats(name: &str, wrapper: &str) -> usize {
+    let strip = |rest: &str| rest.strip_prefix(wrapper).map(str::len).filter(|&left| left > 0);
+    std::iter::successors(strip(name), |&left| strip(&name[name.len() - left..])).count()
 }
 
 #[cfg(test)]
@@ -147,6 +148,12 @@ mod tests {
             let keys = PATHS.map(|path| format!("{prefix}{path}"));
             assert_eq!(wrapper_prefix(&keys.each_ref().map(String::as_str), &PATHS), prefix);
         }
+    }
+
+    #[test]
+    fn a_key_of_nothing_but_wrappers_takes_no_longer_than_it_is_long() {
+        let key = "module.".repeat(1_000_000) + "a";
+        assert_eq!(wrapper_prefix(&[&key], &["module.a"]).len(), 999_999 * 7);
     }
 
     // C6

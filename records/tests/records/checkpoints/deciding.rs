@@ -71,9 +71,14 @@ fn slow(folder: &Path, step: u64, long: Duration) {
     manifest.files.sort_by_key(|file| file.name != "model.bpk");
     manifest.files[0].bytes = MEASURED_BYTES;
     resize(MEASURED_BYTES);
-    let start = Instant::now();
-    assert!(!manifest.verify(&at).is_intact());
-    let bytes = MEASURED_BYTES as f64 * long.as_secs_f64() / start.elapsed().as_secs_f64();
+    let measure = |_| {
+        let start = Instant::now();
+        assert!(!manifest.verify(&at).is_intact());
+        start.elapsed()
+    };
+    // The quickest: a machine that is busy now may not be so later.
+    let quickest = (0..3).map(measure).min().unwrap();
+    let bytes = MEASURED_BYTES as f64 * long.as_secs_f64() / quickest.as_secs_f64();
     manifest.files[0].bytes = bytes as u64;
     resize(bytes as u64);
     manifest.write(&at).unwrap();
