@@ -18,8 +18,8 @@
 //! # Names of parameters
 //!
 //! Paths in a record are torchvision's `state_dict` keys: `conv1`, `bn1`, `layer1.0.conv1`,
-//! `layer1.0.downsample.0`, `fc`. Three differences are mechanical, and `PyTorchToBurnAdapter` of burn-store
-//! (on by default in its `PytorchStore`) undoes them by the type of the layer that holds the parameter:
+//! `layer1.0.downsample.0`, `fc`. Three differences are mechanical, and [`burn_nccl_records::load`]
+//! undoes them by the type of the layer that holds the parameter:
 //!
 //! | torchvision | here | why |
 //! |---|---|---|

@@ -15,8 +15,8 @@ pub enum Format {
     ShardedSafetensors,
     /// Burn's own format.
     Burnpack,
-    /// A checkpoint folder with `model.bpk`, or a folder of checkpoints or of a run, of which the newest counts that is
-    /// complete by the sizes of its files; [`Checkpoint`](crate::checkpoint::Checkpoint) compares their hashes, too.
+    /// A checkpoint folder with `model.bpk`, whose hash must be that of its manifest; or a folder of checkpoints or of a run,
+    /// of which the newest counts that is complete so. A recipe's run that has ended has its `model.bpk`, which is newer.
     Checkpoint,
 }
 
