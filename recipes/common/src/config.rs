@@ -355,7 +355,8 @@ pub(crate) mod tests {
         let written = serde_json::to_value(config(&[])).unwrap();
         let mut written: Vec<&String> = written.as_object().unwrap().keys().collect();
         let mut keys = RunConfig::KEYS;
-        (written.sort(), keys.sort());
+        written.sort();
+        keys.sort();
         assert_eq!(written, keys);
     }
 

@@ -7,6 +7,8 @@ use crate::config::RunConfig;
 
 /// The key of the state's extras under which [`Position::schedule_offset`] is.
 pub(crate) const SCHEDULE_OFFSET: &str = "schedule_offset";
+/// The key under which [`skipped_steps`] are.
+pub(crate) const SKIPPED_STEPS: &str = "skipped_steps";
 
 /// Far beyond any training, and far enough from the end of the integers for sums and products of two of them.
 const MANY: u64 = 1 << 40;
@@ -39,7 +41,10 @@ pub(super) fn check(state: &TrainingState) -> Result<&SamplerState, String> {
         }
     }
     let offset = offset(state).unsigned_abs();
-    for (name, count) in [("step", state.step), ("epoch", at.epoch), (SCHEDULE_OFFSET, offset)] {
+    let skipped = skipped_steps(state);
+    for (name, count) in
+        [("step", state.step), ("epoch", at.epoch), (SCHEDULE_OFFSET, offset), (SKIPPED_STEPS, skipped)]
+    {
         if count > MANY {
             return Err(format!("its {name} is {count}, which none of a training can be"));
         }
@@ -66,6 +71,11 @@ pub(super) fn position(
         equivalent_step(at, steps_per_epoch) as i64 - steps as i64
     };
     Position { steps, epochs: at.epoch as usize, images: at.images as usize, schedule_offset }
+}
+
+/// Steps that were left out for an overflow.
+pub(crate) fn skipped_steps(state: &TrainingState) -> u64 {
+    state.extra.get(SKIPPED_STEPS).and_then(Value::as_u64).unwrap_or(0)
 }
 
 fn offset(state: &TrainingState) -> i64 {
@@ -228,8 +238,13 @@ mod tests {
             ("epoch", state(7, 0, SamplerState { epoch: u64::MAX, ..good.clone() })),
             ("images", state(7, 0, SamplerState { images: u64::MAX, ..good.clone() })),
             ("step", state(u64::MAX, 0, good.clone())),
-            ("schedule_offset", state(7, i64::MIN, good)),
+            ("schedule_offset", state(7, i64::MIN, good.clone())),
             ("images", TrainingState::default()),
+            ("skipped_steps", {
+                let mut state = state(7, 0, good.clone());
+                state.extra.insert(SKIPPED_STEPS.into(), json!(u64::MAX));
+                state
+            }),
         ];
         for (name, state) in cases {
             assert!(check(&state).unwrap_err().contains(name), "{name}");

@@ -17,7 +17,7 @@ use crate::error::{RecipeError, Result};
 use crate::options::TrainOptions;
 use crate::run_folder::RunFolder;
 
-pub(crate) use changes::{Position, SCHEDULE_OFFSET};
+pub(crate) use changes::{Position, SCHEDULE_OFFSET, SKIPPED_STEPS, skipped_steps};
 pub use choice::ResumeChoice;
 pub(crate) use locate::{CHECKPOINT_FOLDER, locate};
 

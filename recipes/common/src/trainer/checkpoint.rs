@@ -10,20 +10,17 @@ use crate::metrics::Evaluation;
 use crate::optimizer::sgd;
 use crate::plot::Curves;
 use crate::recorder::Resumed;
-use crate::resume::{Resume, SCHEDULE_OFFSET};
+use crate::resume::{Resume, SCHEDULE_OFFSET, SKIPPED_STEPS, skipped_steps};
 
-const SKIPPED_STEPS: &str = "skipped_steps";
 const LAST_LOSS: &str = "last_loss";
 
 impl Trainer {
     /// Takes over what `resume` holds besides the weights, which `model` has already.
     pub(super) fn resume(&mut self, resume: &Resume, model: &ResNet) -> Result<()> {
         let state = resume.state();
-        let extra = |key: &str| state.extra.get(key);
         self.optimizer = resume.optimizer(sgd(self.run.config.weight_decay), model)?;
-        let skipped = extra(SKIPPED_STEPS).and_then(Value::as_u64).unwrap_or(0);
-        self.mixed_precision.resume(state.scaler.as_ref(), skipped)?;
-        self.last_loss = extra(LAST_LOSS).and_then(Value::as_f64).unwrap_or(f64::NAN);
+        self.mixed_precision.resume(state.scaler.as_ref(), skipped_steps(state))?;
+        self.last_loss = state.extra.get(LAST_LOSS).and_then(Value::as_f64).unwrap_or(f64::NAN);
         self.resumed_from = Some(self.at.steps);
         self.resumed = Some(Resumed {
             step: self.at.steps,
