@@ -26,6 +26,13 @@ pub(crate) struct Position {
     pub(crate) schedule_offset: i64,
 }
 
+impl Position {
+    /// The step of the schedule that the run's step number `step` is.
+    pub(crate) fn scheduled(self, step: usize) -> usize {
+        step.saturating_add_signed(self.schedule_offset as isize)
+    }
+}
+
 /// The state of the sampler, if a training can go on from `state`; else why not. The file may come from anywhere.
 pub(super) fn check(state: &TrainingState) -> Result<&SamplerState, String> {
     let at = state.sampler.as_ref().ok_or("it does not say which images were used")?;

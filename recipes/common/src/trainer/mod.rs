@@ -96,7 +96,6 @@ impl Trainer {
         let at = resume.as_ref().map(|resume| resume.position(global_batch, steps_per_epoch));
         let at = at.unwrap_or_default();
         // After a change of the global batch, the schedule's steps are not the run's.
-        let scheduled = |step: usize| step.saturating_add_signed(at.schedule_offset as isize);
         let in_epochs =
             config.epochs.saturating_mul(steps_per_epoch).saturating_add_signed(-at.schedule_offset as isize);
         let last_step = in_epochs.min(config.max_steps.unwrap_or(usize::MAX));
@@ -108,7 +107,7 @@ impl Trainer {
             mixed_precision,
             criterion: CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&run.device.device),
             optimizer: sgd(config.weight_decay),
-            schedule: Schedule::scaled(config.lr, global_batch, warmup_steps, scheduled(last_step)),
+            schedule: Schedule::scaled(config.lr, global_batch, warmup_steps, at.scheduled(last_step)),
             steps_per_epoch,
             at,
             last_step,
@@ -242,8 +241,7 @@ impl Trainer {
     ) -> Result<(ResNet, Stepped)> {
         // The schedule counts what changed the weights, so that skipped steps at the start do not eat the warm-up.
         let skipped = self.mixed_precision.skipped_steps().unwrap_or(0) as usize;
-        let scheduled = self.at.steps.saturating_add_signed(self.at.schedule_offset as isize);
-        let lr = self.schedule.rate(scheduled.saturating_sub(skipped));
+        let lr = self.schedule.rate(self.at.scheduled(self.at.steps).saturating_sub(skipped));
         // What a layer draws is a function of seed, step and rank, so that a resumed run draws the same.
         let (seed, rank) = (self.run.config.seed, self.run.parallel.rank());
         self.run.device.device.seed(step_seed(seed, self.at.steps as u64, rank as u64));
