@@ -3,6 +3,7 @@
 mod core;
 mod options;
 mod order;
+mod reserved;
 mod work;
 mod worker;
 
@@ -19,6 +20,7 @@ use self::{
 };
 
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
+pub use reserved::Reserved;
 pub use work::Work;
 
 use crate::{

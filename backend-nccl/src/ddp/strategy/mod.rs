@@ -127,6 +127,9 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
             self.autocast.check(&learner.model(), &device)?;
             self.autocast.check_ranks(&self.group)?;
             let (mut ddp, model) = DistributedDataParallel::new(learner.model(), &self.group, &self.config)?;
+            if let Some(scaler) = &self.scaler {
+                ddp.set_loss_scale(scaler.lock().unwrap_or_else(PoisonError::into_inner).loss_scale());
+            }
             // The learner keeps its own module and takes values only, so its layers are connected here.
             sync_batch_norm::connecting(&self.group, || learner.load_model(model.into_record()));
             for epoch in starting_epoch..=components.num_epochs {
