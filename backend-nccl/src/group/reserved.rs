@@ -1,15 +1,11 @@
 //! Several collectives at one place of the order.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::PoisonError,
-    time::{Duration, Instant},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{ProcessGroup, Work, check_reduction, check_whole, core::Core, work, worker::Worker};
+use super::{ProcessGroup, Work, check, core::Core, order::Operation};
 use crate::{
     Error, Result,
-    transport::{Collective, DType, OpKind, ReduceOp},
+    transport::{Collective, DType, OpKind, Patience, ReduceOp},
 };
 
 /// Places in the order of a group's collectives, taken by [`ProcessGroup::reserve_async`] for collectives of which one
@@ -43,8 +39,8 @@ impl Reserved<'_> {
     ///
     /// As there, and [`Error::ReservedPlaces`] when all places have been used; so do the others.
     pub fn all_reduce(&mut self, buffer: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        check_reduction(op, dtype)?;
-        check_whole(OpKind::AllReduce, buffer.len(), dtype)?;
+        check::reduction(op, dtype)?;
+        check::whole(OpKind::AllReduce, buffer.len(), dtype)?;
         self.run(Collective::AllReduce { buffer, dtype, op })
     }
 
@@ -54,8 +50,8 @@ impl Reserved<'_> {
     ///
     /// As [`all_reduce`](Self::all_reduce).
     pub fn all_gather(&mut self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        check_whole(OpKind::AllGather, send.len(), dtype)?;
-        self.check_multiple(OpKind::AllGather, "recv", recv.len(), send.len())?;
+        check::whole(OpKind::AllGather, send.len(), dtype)?;
+        self.core.check_parts(OpKind::AllGather, "recv", recv.len(), send.len())?;
         self.run(Collective::AllGather { send, recv, dtype })
     }
 
@@ -71,9 +67,9 @@ impl Reserved<'_> {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
-        check_reduction(op, dtype)?;
-        check_whole(OpKind::ReduceScatter, recv.len(), dtype)?;
-        self.check_multiple(OpKind::ReduceScatter, "send", send.len(), recv.len())?;
+        check::reduction(op, dtype)?;
+        check::whole(OpKind::ReduceScatter, recv.len(), dtype)?;
+        self.core.check_parts(OpKind::ReduceScatter, "send", send.len(), recv.len())?;
         self.run(Collective::ReduceScatter { send, recv, dtype, op })
     }
 
@@ -83,10 +79,8 @@ impl Reserved<'_> {
     ///
     /// As [`all_reduce`](Self::all_reduce).
     pub fn broadcast(&mut self, buffer: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        check_whole(OpKind::Broadcast, buffer.len(), dtype)?;
-        if root >= self.world_size() {
-            return Err(Error::Root { op: OpKind::Broadcast, root, world_size: self.world_size() });
-        }
+        check::whole(OpKind::Broadcast, buffer.len(), dtype)?;
+        self.core.check_root(OpKind::Broadcast, root)?;
         self.run(Collective::Broadcast { buffer, dtype, root })
     }
 
@@ -96,17 +90,7 @@ impl Reserved<'_> {
         }
         let sequence = self.next;
         self.next += 1;
-        self.core.execute(sequence, collective)
-    }
-
-    fn check_multiple(&self, op: OpKind, buffer: &'static str, found: usize, part: usize) -> Result<()> {
-        match part.checked_mul(self.world_size()) {
-            Some(expected) if expected == found => Ok(()),
-            _ => {
-                let expected = format!("{} times {part}", self.world_size());
-                Err(Error::BufferLength { op, buffer, expected, found })
-            }
-        }
+        self.core.execute(sequence, collective, Patience::Background)
     }
 }
 
@@ -124,24 +108,9 @@ impl ProcessGroup {
         places: u64,
         job: impl FnOnce(&mut Reserved<'_>) -> Result<T> + Send + 'static,
     ) -> Work<T> {
-        let (work, completion) = work::pair();
-        let mut worker = self.inner.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        let worker = match Worker::start_once(&mut worker, &self.inner.core) {
-            Ok(worker) => worker,
-            Err(error) => {
-                completion.complete(Err(error), Duration::ZERO);
-                return work;
-            }
-        };
-        self.inner.core.order.take(places, |first| {
-            worker.submit(Box::new(move |core| {
-                let _turn = core.order.wait(first, places);
-                let start = Instant::now();
-                let result = run(core, first, places, job);
-                completion.complete(result, start.elapsed());
-            }));
-        });
-        work
+        self.start(Ok(()), Operation::Collectives(places), move |core, ticket| {
+            run(core, ticket.sequence, places, job)
+        })
     }
 }
 
