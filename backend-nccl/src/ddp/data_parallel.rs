@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, Tensor, TensorData};
+use burn::tensor::Tensor;
 
-use super::bucket::{self, Bucket, BucketPlan, GradientSize};
-use super::communication::{
-    BucketLayout, BucketParameter, Communication, CommunicationHook, Communicator, HookState,
-};
+use super::bucket::{self, GradientSize};
+use super::communication::{Communication, CommunicationHook, Communicator, HookState};
 use super::config::{DdpConfig, UnevenInputs};
 use super::events::EventLog;
+use super::hand_out::gradients;
+use super::layout::layouts;
 use super::lift::Lifts;
 use super::parameters::Trainable;
-use super::reducer::{Reduced, Reducer};
+use super::reducer::Reducer;
 use super::replicate::{self, Covered};
 use super::{lift, module_hook, parameters, uneven};
 use crate::amp::LossScale;
@@ -70,7 +70,7 @@ impl DistributedDataParallel {
         model: M,
         group: &ProcessGroup,
         config: &DdpConfig,
-        hook: impl CommunicationHook + 'static,
+        hook: Box<dyn CommunicationHook>,
     ) -> Result<(Self, M)> {
         if config.communication != Communication::AllReduce {
             let reason = format!(
@@ -79,7 +79,7 @@ impl DistributedDataParallel {
             );
             return Err(Error::CommunicationHookRefused { hook: hook.name(), reason });
         }
-        Self::build(model, group, config, Box::new(hook))
+        Self::build(model, group, config, hook)
     }
 
     fn build<M: Module>(
@@ -278,23 +278,6 @@ impl DistributedDataParallel {
     }
 }
 
-/// What the buckets of the plan hold.
-fn layouts(plan: &BucketPlan, trainable: &[Trainable]) -> Vec<BucketLayout> {
-    let parameter = |&index: &usize| BucketParameter {
-        name: trainable[index].name.clone(),
-        shape: trainable[index].shape.clone(),
-        range: plan.slots[index].range(),
-    };
-    let layout = |(index, bucket): (usize, &Bucket)| BucketLayout {
-        index,
-        is_last: index + 1 == plan.buckets.len(),
-        dtype: bucket.dtype,
-        len_bytes: bucket.len_bytes,
-        parameters: bucket.parameters.iter().map(parameter).collect(),
-    };
-    plan.buckets.iter().enumerate().map(layout).collect()
-}
-
 /// Ends the group when the code it guards panics, so that the other ranks learn of it now and not at the deadline.
 struct AbortOnPanic<'a>(&'a ProcessGroup);
 
@@ -303,36 +286,5 @@ impl Drop for AbortOnPanic<'_> {
         if std::thread::panicking() {
             self.0.abort(&format!("rank {} panicked in its backward pass", self.0.rank()));
         }
-    }
-}
-
-/// Hands the reduced gradients out under the ids of `model`'s parameters.
-fn gradients<M: Module>(model: &M, reduced: Reduced) -> GradientsParams {
-    let mut visitor = HandOut {
-        reduced: reduced.gradients.into_iter(),
-        seen: Default::default(),
-        gradients: GradientsParams::new(),
-    };
-    model.visit(&mut visitor);
-    visitor.gradients
-}
-
-struct HandOut {
-    /// In the order in which the trainable parameters are visited.
-    reduced: std::vec::IntoIter<Option<Bytes>>,
-    seen: std::collections::HashSet<burn::module::ParamId>,
-    gradients: GradientsParams,
-}
-
-impl ModuleVisitor for HandOut {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.base();
-        if !tensor.is_require_grad() || !self.seen.insert(param.id) {
-            return;
-        }
-        let Some(bytes) = self.reduced.next().flatten() else { return };
-        let data = TensorData::from_bytes(bytes, tensor.shape(), tensor.dtype());
-        let options = (&tensor.device().without_autodiff(), tensor.dtype());
-        self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
     }
 }

@@ -22,6 +22,8 @@ pub mod communication;
 mod config;
 mod data_parallel;
 mod events;
+mod hand_out;
+mod layout;
 mod lift;
 mod module_hook;
 mod parameters;

@@ -195,7 +195,8 @@ impl Reducer {
         }
         let own: Vec<Use> = state.filled.iter().map(|&filled| Use::of(filled, state.has_batch)).collect();
         let used = agreement::exchange(&self.group, &own, &self.names, self.unused_parameters)?;
-        let of_bucket = |bucket: &Bucket| bucket.parameters.iter().map(|&parameter| used[parameter]).collect();
+        let of_bucket =
+            |bucket: &Bucket| bucket.parameters.iter().map(|&parameter| used[parameter]).collect();
         let used_of_buckets: Vec<Vec<bool>> = self.plan.buckets.iter().map(of_bucket).collect();
         self.communicator.finish(&self.group, &mut buckets, &used_of_buckets, self.terms(state))?;
         state.forget();

@@ -60,13 +60,7 @@ impl Reserved<'_> {
     /// # Errors
     ///
     /// As [`all_reduce`](Self::all_reduce).
-    pub fn reduce_scatter(
-        &mut self,
-        send: &[u8],
-        recv: &mut [u8],
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
+    pub fn reduce_scatter(&mut self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         check::reduction(op, dtype)?;
         check::whole(OpKind::ReduceScatter, recv.len(), dtype)?;
         self.core.check_parts(OpKind::ReduceScatter, "send", send.len(), recv.len())?;

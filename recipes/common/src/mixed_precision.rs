@@ -4,7 +4,8 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_nccl::ProcessGroup;
 use burn_nccl::amp::{
-    Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, GradScalerState, LossScale, Precision,
+    Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, GradScalerState, LossScale,
+    Precision,
 };
 use burn_nccl_models::ResNet;
 

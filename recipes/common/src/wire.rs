@@ -59,14 +59,17 @@ impl FromStr for Wire {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no way to send gradients: give f32, f16, bf16 or powersgd[:RANK[:START]]");
+        let wrong = || {
+            format!("`{text}` is no way to send gradients: give f32, f16, bf16 or powersgd[:RANK[:START]]")
+        };
         let mut parts = text.split(':');
         let wire = match parts.next().unwrap_or_default() {
             "f32" => Self::F32,
             "f16" => Self::F16,
             "bf16" => Self::Bf16,
             "powersgd" => {
-                let mut number = |default| parts.next().map_or(Ok(default), |part| part.parse().map_err(|_| wrong()));
+                let mut number =
+                    |default| parts.next().map_or(Ok(default), |part| part.parse().map_err(|_| wrong()));
                 Self::PowerSgd { rank: number(DEFAULT_RANK)?, start: number(DEFAULT_START)? }
             }
             _ => return Err(wrong()),
@@ -97,7 +100,16 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        let refused = ["", "F16", "f16:2", "powersgd:", "powersgd:0", "powersgd:5000", "powersgd:1:-1", "powersgd:1:2:3"];
+        let refused = [
+            "",
+            "F16",
+            "f16:2",
+            "powersgd:",
+            "powersgd:0",
+            "powersgd:5000",
+            "powersgd:1:-1",
+            "powersgd:1:2:3",
+        ];
         for text in refused {
             assert!(text.parse::<Wire>().is_err(), "{text}");
         }

@@ -135,7 +135,8 @@ fn view<'a>(
 
 /// A panic in a user's hook is an error with the hook's name.
 fn guarded<T>(run: impl FnOnce() -> Result<T, HookError>) -> Result<T, HookError> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("it panicked, read the log for the message".into()))
+    catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err("it panicked, read the log for the message".into()))
 }
 
 /// The failure of the group where that is the hook's error, else the hook's own.

@@ -5,10 +5,12 @@
 //! multiply-add is fused, so that the bits depend on nothing but the values: ranks may run on different processors.
 
 /// Sums in flight at a time, so that additions do not wait for each other.
-const LANES: usize = 16;
+const LANES: usize = 8;
 /// Columns of `M` at a time: their part of `Q` stays in the first cache while all rows pass by.
 const BLOCK: usize = 1024;
-/// Thin columns at a time: what the registers hold.
+/// Thin columns at a time in a product with a row: with more, their sums do not fit into the registers of SSE2.
+const DOTS: usize = 2;
+/// Thin columns at a time elsewhere.
 const WIDTH: usize = 4;
 
 /// What makes a gradient the matrix to compress: `gradient * factor + scale * error`.
@@ -37,13 +39,10 @@ pub(super) fn project(gradient: &mut [f32], load: Load<'_>, q: &[f32], p: &mut [
     let rows = gradient.len() / columns;
     for (i, row) in gradient.chunks_exact_mut(columns).enumerate() {
         load.apply(row, i * columns);
-        let thin = q.chunks(WIDTH * columns).zip(p.chunks_mut(WIDTH * rows));
-        for (q, p) in thin {
+        for (q, p) in q.chunks(DOTS * columns).zip(p.chunks_mut(DOTS * rows)) {
             match q.len() / columns {
                 1 => dots::<1>(row, q, p, i, rows),
-                2 => dots::<2>(row, q, p, i, rows),
-                3 => dots::<3>(row, q, p, i, rows),
-                _ => dots::<WIDTH>(row, q, p, i, rows),
+                _ => dots::<DOTS>(row, q, p, i, rows),
             }
         }
     }
@@ -183,7 +182,10 @@ mod tests {
     fn close(found: &[f32], expected: &[f64]) {
         assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(expected) {
-            assert!((f64::from(*found) - expected).abs() < 1e-4 * expected.abs().max(1.0), "{found} {expected}");
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-4 * expected.abs().max(1.0),
+                "{found} {expected}"
+            );
         }
     }
 
@@ -208,7 +210,8 @@ mod tests {
             let product = |k: usize, j: usize| {
                 (0..rows).map(|i| f64::from(matrix[i * columns + j]) * f64::from(p[k * rows + i])).sum()
             };
-            let expected: Vec<f64> = (0..rank * columns).map(|at| product(at / columns, at % columns)).collect();
+            let expected: Vec<f64> =
+                (0..rank * columns).map(|at| product(at / columns, at % columns)).collect();
             close(&found_q, &expected);
         }
     }

@@ -98,8 +98,10 @@ mod tests {
     #[test]
     fn columns_that_depend_on_others_are_orthogonal_to_them_or_zero() {
         let first = wave(50);
-        let nearly: Vec<f32> = first.iter().zip(wave(100)[50..].iter()).map(|(a, b)| a * 3.0 + b * 1e-5).collect();
-        let mut columns = [first.clone(), nearly, vec![0.0; 50], first.iter().map(|a| a * 2.0).collect()].concat();
+        let nearly: Vec<f32> =
+            first.iter().zip(wave(100)[50..].iter()).map(|(a, b)| a * 3.0 + b * 1e-5).collect();
+        let mut columns =
+            [first.clone(), nearly, vec![0.0; 50], first.iter().map(|a| a * 2.0).collect()].concat();
         orthonormalise(&mut columns, 50, 0.0);
         assert_orthonormal(&columns[..100], 50);
         assert!(columns[100..150].iter().all(|value| *value == 0.0));

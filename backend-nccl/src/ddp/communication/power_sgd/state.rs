@@ -68,12 +68,7 @@ fn encode(step: u64, rank: usize, buckets: &[Bucket], part: Part) -> Vec<u8> {
 }
 
 /// The step, and each bucket's values.
-fn decode(
-    bytes: &[u8],
-    rank: usize,
-    buckets: &[Bucket],
-    part: Part,
-) -> Result<(u64, Vec<Vec<f32>>), String> {
+fn decode(bytes: &[u8], rank: usize, buckets: &[Bucket], part: Part) -> Result<(u64, Vec<Vec<f32>>), String> {
     let (length, rest) = bytes.split_first_chunk::<4>().ok_or("it is too short to be one")?;
     let length = u32::from_le_bytes(*length) as usize;
     let (header, values) = rest.split_at_checked(length).ok_or("it is cut off in its header")?;

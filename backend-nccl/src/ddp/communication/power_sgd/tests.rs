@@ -247,7 +247,8 @@ fn what_was_applied_and_what_is_left_add_up_to_the_gradients() {
         let sum: Vec<f32> = applied.iter().zip(left).map(|(applied, left)| applied + left).collect();
         assert_close(&sum, truth, 1e-4, "the sum");
         // One step leaves most of a matrix out. Over many, what is out does not grow.
-        let difference: Vec<f32> = applied.iter().zip(truth).map(|(applied, truth)| applied - truth).collect();
+        let difference: Vec<f32> =
+            applied.iter().zip(truth).map(|(applied, truth)| applied - truth).collect();
         assert!(norm(&difference) < 0.15 * norm(truth), "{} of {}", norm(&difference), norm(truth));
     }
 }
@@ -305,7 +306,8 @@ fn the_error_is_in_the_units_of_the_unscaled_loss() {
         on_ranks(2, |group| {
             let rank = Rank::new(group, &config(1), DType::F32);
             let steps = scales.iter().enumerate().map(|(step, &scale)| {
-                let scaled = gradients(rank.group.rank(), step).iter().map(|value| value * scale).collect::<Vec<_>>();
+                let scaled =
+                    gradients(rank.group.rank(), step).iter().map(|value| value * scale).collect::<Vec<_>>();
                 let output = rank.step(&scaled, Terms { op: ReduceOp::Mean, loss_scale: scale });
                 output.iter().map(|value| value / scale).collect::<Vec<_>>()
             });
@@ -457,5 +459,7 @@ fn options_that_cannot_be_meant_are_refused_by_name() {
     assert!(refused(config(0)).contains("rank is 0"));
     assert!(refused(config(1).with_min_compression_rate(f64::NAN)).contains("min_compression_rate is NaN"));
     assert!(refused(config(1).with_min_compression_rate(0.0)).contains("min_compression_rate is 0"));
-    assert!(refused(config(1).with_orthogonalization_epsilon(-1.0)).contains("orthogonalization_epsilon is -1"));
+    assert!(
+        refused(config(1).with_orthogonalization_epsilon(-1.0)).contains("orthogonalization_epsilon is -1")
+    );
 }
