@@ -231,7 +231,6 @@ fn a_run_goes_on_from_the_saved_state_of_each_rank_to_the_same_bits() {
     let config = small_buckets(rank(1));
     let through = on_ranks(2, |group| parameters(&train(&group, &config, 0..STEPS, None).0));
     let half: Vec<_> = on_ranks(2, |group| train(&group, &config, 0..STEPS / 2, None));
-    // Another size of buckets reads the same state.
     let resumed = on_ranks(2, |group| {
         let (net, state) = &half[group.rank()];
         parameters(&train(&group, &config, STEPS / 2..STEPS, Some((net.clone(), state))).0)
@@ -244,7 +243,8 @@ fn a_run_goes_on_from_the_saved_state_of_each_rank_to_the_same_bits() {
         for step in STEPS / 2..STEPS {
             let start = (step * 2 + group.rank()) * PER_RANK;
             let loss = ddp.hook(&net).unwrap().loss(rows(start, start + PER_RANK, &device()));
-            net = optimizer.step(0.1, net, ddp.backward(&loss, &net).unwrap());
+            let gradients = ddp.backward(&loss, &net).unwrap();
+            net = optimizer.step(0.1, net, gradients);
         }
         parameters(&net)
     });
