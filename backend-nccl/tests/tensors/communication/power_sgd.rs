@@ -1,9 +1,9 @@
 //! PowerSGD in data-parallel training: order, accumulation, uneven inputs, state.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::Linear;
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_nccl::ddp::communication::HookState;
 use burn_nccl::ddp::{
     Communication, DdpConfig, DistributedDataParallel, PowerSgdConfig, UnevenInputs, UnusedParameters,
@@ -125,9 +125,13 @@ struct Normed {
 }
 
 impl Normed {
+    /// Weights from a formula: a seed would be shared with the tests beside this one.
     fn new() -> Self {
-        device().seed(3);
-        let layer = |inputs| LinearConfig::new(inputs, 8).init(&device());
+        let layer = |inputs: usize| {
+            let weight: Vec<f32> = (0..inputs * 8).map(|i| (i as f32 * 0.7 + inputs as f32).sin()).collect();
+            let weight = Tensor::from_data(TensorData::new(weight, [inputs, 8]), &device());
+            Linear { weight: Param::from_tensor(weight), bias: None }
+        };
         let layers = vec![layer(FEATURES), layer(8), layer(8)];
         Self { layers, norms: (0..3).map(|_| SyncBatchNormConfig::new(8).init(&device())).collect() }
     }
