@@ -24,7 +24,7 @@ pub use work::Work;
 use crate::{
     Error, Result,
     deadline::Deadline,
-    rendezvous::{Environment, Identity, Rendezvous, listen},
+    rendezvous::{Environment, Identity, Rendezvous, Secret, listen},
     transport::{Call, Collective, DType, OpKind, ReduceOp, Single, Transport, tcp},
 };
 
@@ -97,10 +97,11 @@ impl ProcessGroup {
             source: Arc::new(source),
         })?;
         let mut listener = Some(listener);
+        let secret = Secret::random()?;
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..world_size)
                 .map(|rank| {
-                    let environment = Environment::on_this_machine(rank, world_size, port.port());
+                    let environment = Environment::in_this_process(rank, world_size, port.port(), secret);
                     let (options, listener) = (options.clone(), listener.take());
                     scope.spawn(move || Self::connect_on(&environment, options, listener))
                 })
@@ -124,7 +125,7 @@ impl ProcessGroup {
             return Ok(Self::new(Box::new(Single::default()), place, options));
         }
         let deadline = Deadline::after(options.connect_timeout);
-        let identity = Identity::new(place.rank, place.world_size, &environment.run_id);
+        let identity = Identity::new(place.rank, place.world_size, &environment.run_id, environment.secret);
         let (host, port) = (environment.master_addr.as_str(), environment.master_port);
         let rendezvous = Rendezvous::join(identity, host, port, listener, deadline)?;
         let transport = tcp::connect(&rendezvous, deadline)?;

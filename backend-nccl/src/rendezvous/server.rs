@@ -13,7 +13,8 @@ use std::{
 
 use super::{
     admission::Admission,
-    hello::{Hello, Identity, Refusal, Role},
+    hello::{Hello, Identity, Role},
+    refusal::Refusal,
     store::{Reply, Request},
 };
 use crate::{Error, Result, deadline::Deadline};

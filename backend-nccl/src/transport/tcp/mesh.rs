@@ -43,7 +43,7 @@ pub(crate) fn connect(rendezvous: &Rendezvous, deadline: Deadline) -> Result<Tcp
         let (host, port) = rendezvous.locate(peer, &published)?;
         for role in [Role::Data, Role::Control] {
             let target = format!("rank {peer}");
-            let stream = call((&host, port), &target, &Hello::new(identity, role), deadline)?;
+            let stream = call((&host, port), &target, &Hello::new(identity, role, peer)?, deadline)?;
             *half.slot(role).expect("data and control have slots") = Some(stream);
         }
     }
