@@ -14,10 +14,12 @@ use super::pending::{CONFIRMATION_LIMIT, Dice, Pending, Stage};
 use super::{limits::room_for_strangers, refusal::Refusal};
 use crate::deadline::Deadline;
 
-/// How many connections may be about to prove themselves.
-const MAX_STRANGERS: usize = 1024;
-/// How many may be so even where the process has too many open files: ranks come several at once.
-const MIN_STRANGERS: usize = 16;
+/// How many connections may be about to prove themselves, if the limit of open files allows.
+const MAX_STRANGERS: usize = 4096;
+/// How long each may try, at least, before it loses its place to another: two round trips in a fast network.
+const SHORTEST_STAY: Duration = Duration::from_millis(2);
+/// How many are looked at to find one that goes.
+const CANDIDATES: usize = 8;
 /// How many connections are accepted before those that are there are served.
 const ACCEPT_BATCH: usize = 128;
 /// How long nothing is accepted after the system had no room for a connection: asking at once would ask for ever.
@@ -26,7 +28,7 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 /// A listener and the connections that are on their way in.
 ///
 /// One thread serves them all without blocking. Strangers cost a few bytes each, and where they come in a flood each
-/// new one takes the place of another, chosen at random: a rank, which needs its place for two round trips only, keeps
+/// new one takes the place of another, chosen by chance: a rank, which needs its place for two round trips only, keeps
 /// it well enough, and calls again if not. Those that have proven to be ranks keep theirs.
 #[derive(Debug)]
 pub(crate) struct Admission {
@@ -34,8 +36,8 @@ pub(crate) struct Admission {
     host: Identity,
     pending: Vec<Pending>,
     max_strangers: usize,
-    /// When to accept again.
-    no_room: Option<Deadline>,
+    /// How long nothing is accepted.
+    pause: Option<Deadline>,
     dice: Dice,
     /// How many were refused.
     refused: u64,
@@ -59,7 +61,7 @@ impl Admission {
             host,
             pending: Vec::new(),
             max_strangers,
-            no_room: None,
+            pause: None,
             dice: Dice::new(),
             refused: 0,
             full: 0,
@@ -195,9 +197,9 @@ impl Admission {
 
     /// Waits for connections and their bytes; which of those pending have some.
     fn wait(&mut self, wait: Duration) -> Vec<bool> {
-        self.no_room = self.no_room.filter(|pause| !pause.expired());
-        let wait = self.no_room.map_or(wait, |pause| pause.remaining().min(wait));
-        let listening = if self.no_room.is_some() { PollFlags::empty() } else { PollFlags::POLLIN };
+        self.pause = self.pause.filter(|pause| !pause.expired());
+        let wait = self.pause.map_or(wait, |pause| pause.remaining().min(wait));
+        let listening = if self.pause.is_some() { PollFlags::empty() } else { PollFlags::POLLIN };
         let mut fds: Vec<PollFd<'_>> = self
             .pending
             .iter()
@@ -216,13 +218,16 @@ impl Admission {
         accepts: &mut impl FnMut(&Hello) -> Result<(), Refusal>,
     ) {
         for _ in 0..ACCEPT_BATCH {
-            if self.no_room.is_some() {
+            if self.pause.is_some() {
+                return;
+            }
+            if !self.make_place() {
+                self.pause = Some(Deadline::after(SHORTEST_STAY));
                 return;
             }
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_ok() {
-                        self.make_place();
                         self.pending.push(Pending::new(stream));
                         // What it says is often there already.
                         self.serve(self.pending.len() - 1, admitted, accepts);
@@ -235,42 +240,57 @@ impl Admission {
         }
     }
 
-    /// Sends one stranger away if there are as many as there may be.
-    fn make_place(&mut self) {
-        let strangers = |pending: &[Pending]| pending.iter().filter(|caller| caller.is_stranger()).count();
-        if self.pending.len() < self.max_strangers || strangers(&self.pending) < self.max_strangers {
-            return;
+    /// Whether there is a place for another stranger, if need be that of one that had its chance.
+    fn make_place(&mut self) -> bool {
+        if self.pending.len() < self.max_strangers || self.strangers() < self.max_strangers {
+            return true;
         }
-        // Ranks are few among so many, so this ends soon.
-        loop {
-            let at = self.dice.below(self.pending.len());
-            if self.pending[at].is_stranger() {
-                drop(self.pending.swap_remove(at));
-                return;
-            }
-        }
+        let Some(at) = self.victim() else { return false };
+        drop(self.pending.swap_remove(at));
+        true
     }
 
-    /// The process or the system has too many open files, or no memory for another connection: strangers go, and
-    /// nothing is accepted for a while.
+    fn strangers(&self) -> usize {
+        self.pending.iter().filter(|caller| caller.is_stranger()).count()
+    }
+
+    /// A stranger to send away, by chance, and rather one that has not even greeted; `None` if all are too new.
+    fn victim(&mut self) -> Option<usize> {
+        let mut victim = None;
+        for _ in 0..CANDIDATES {
+            let at = self.dice.below(self.pending.len());
+            let caller = &self.pending[at];
+            if caller.is_stranger() && caller.deadline.elapsed() >= SHORTEST_STAY {
+                victim = Some(at);
+                if !caller.has_greeted() {
+                    break;
+                }
+            }
+        }
+        victim
+    }
+
+    /// The process or the system has too many open files, or no memory for another connection: half of the strangers
+    /// go, and their number stays so. Where there is none, nothing is accepted for a while.
     fn out_of_room(&mut self, error: &io::Error) {
-        self.max_strangers = (self.max_strangers / 2).max(MIN_STRANGERS);
-        let before = self.pending.len();
-        let mut strangers = 0;
-        let most = self.max_strangers;
-        self.pending.retain(|caller| {
-            strangers += usize::from(caller.is_stranger());
-            !caller.is_stranger() || strangers <= most
-        });
+        let strangers = self.strangers();
+        let mut going = strangers.div_ceil(2);
+        self.max_strangers = (strangers - going).max(1);
+        if going == 0 {
+            self.pause = Some(Deadline::after(NO_ROOM_PAUSE));
+        }
         self.full += 1;
         if self.full.is_power_of_two() {
             log::warn!(
-                "cannot accept connections: {error}; {} that had proven nothing were closed, raise the limit of open \
-                 files by `ulimit -n`",
-                before - self.pending.len()
+                "cannot accept connections: {error}; {going} that had proven nothing were closed, raise the limit of \
+                 open files by `ulimit -n`"
             );
         }
-        self.no_room = Some(Deadline::after(NO_ROOM_PAUSE));
+        self.pending.retain(|caller| {
+            let goes = going > 0 && caller.is_stranger();
+            going -= usize::from(goes);
+            !goes
+        });
     }
 }
 
@@ -287,7 +307,7 @@ mod tests {
     use std::{io::Read, net::Ipv4Addr};
 
     use super::super::call::{call, call_in_attempts};
-    use super::super::hello::Role;
+    use super::super::hello::{CONFIRMATION, PETITION_BYTES, Role};
     use super::super::listen;
     use super::*;
     use crate::Error;
@@ -364,5 +384,118 @@ mod tests {
         let refused = results.into_iter().find_map(Result::err).unwrap();
         assert!(matches!(refused, Error::Refused { refusal: Refusal::DuplicateRank, .. }), "{refused}");
         drop(admitted);
+    }
+
+    /// Serves on another thread while `body` runs; how many were let in.
+    fn serving(body: impl FnOnce(u16)) -> usize {
+        let (listener, port) = listener();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let mut admission = Admission::new(listener, identity(0));
+                let mut count = 0;
+                while !done.load(std::sync::atomic::Ordering::SeqCst) || !admission.pending.is_empty() {
+                    count += admission.admit(Duration::from_millis(5), |_| Ok(())).len();
+                }
+                count
+            });
+            body(port);
+            done.store(true, std::sync::atomic::Ordering::SeqCst);
+            serving.join().unwrap()
+        })
+    }
+
+    /// A caller that says what `change` makes of the right words, and then waits for the end of the connection.
+    fn say(port: u16, change: impl Fn(&mut Vec<u8>, usize)) {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut opening = Opening::call().unwrap();
+        let mut greeting = opening.caller_greeting().to_vec();
+        change(&mut greeting, 0);
+        let _ = io::Write::write_all(&mut stream, &greeting);
+        if greeting.len() < GREETING_BYTES {
+            return;
+        }
+        let mut reply = [0; GREETING_BYTES];
+        if stream.read_exact(&mut reply).is_ok() && opening.hear(&reply).is_ok() {
+            let mut petition = opening.petition(&hello(Role::Data)).to_vec();
+            petition.extend(CONFIRMATION);
+            change(&mut petition, GREETING_BYTES);
+            let _ = io::Write::write_all(&mut stream, &petition);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        }
+        let end = stream.read_to_end(&mut Vec::new());
+        assert!(
+            !end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock),
+            "the callee keeps a stranger"
+        );
+    }
+
+    const ALL_BYTES: usize = GREETING_BYTES + PETITION_BYTES + CONFIRMATION.len();
+
+    #[test]
+    fn of_all_ways_to_change_or_cut_a_right_opening_none_lets_a_stranger_in() {
+        let start = std::time::Instant::now();
+        let count = serving(|port| {
+            for bit in 0..8 * (ALL_BYTES - CONFIRMATION.len()) {
+                say(port, |bytes, from| {
+                    if let Some(byte) = (bit / 8).checked_sub(from).and_then(|at| bytes.get_mut(at)) {
+                        *byte ^= 1 << (bit % 8);
+                    }
+                });
+            }
+            for end in 0..ALL_BYTES {
+                say(port, |bytes, from| bytes.truncate(end.saturating_sub(from)));
+            }
+        });
+        assert_eq!(count, 0);
+        assert!(start.elapsed() < LIMIT, "some of the strangers were waited for");
+        assert_eq!(serving(|port| say(port, |_, _| ())), 1, "the words without a change are the right ones");
+    }
+
+    #[test]
+    fn random_bytes_of_any_length_are_refused() {
+        let mut dice = Dice::new();
+        let count = serving(|port| {
+            for _ in 0..500 {
+                let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                let bytes: Vec<u8> = (0..dice.below(300)).map(|_| dice.below(256) as u8).collect();
+                let _ = io::Write::write_all(&mut stream, &bytes);
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+                let mut told = Vec::new();
+                let _ = stream.read_to_end(&mut told);
+                assert!(REFUSED.starts_with(&told), "a stranger learns {told:?}");
+            }
+        });
+        assert_eq!(count, 0);
+    }
+
+    #[test]
+    fn strangers_never_take_the_place_of_a_rank_that_has_proven_itself() {
+        let (listener, port) = listener();
+        let mut admission = Admission { max_strangers: 4, ..Admission::new(listener, identity(0)) };
+        let mut rank = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut opening = Opening::call().unwrap();
+        let mut exchange = |bytes: &[u8], reply: &mut [u8], admission: &mut Admission| {
+            io::Write::write_all(&mut rank, bytes).unwrap();
+            admission.admit(Duration::from_millis(50), |_| Ok(()));
+            rank.read_exact(reply).unwrap();
+        };
+        let (mut greeting, mut answer) = ([0; GREETING_BYTES], [0; super::super::hello::ANSWER_BYTES]);
+        exchange(opening.caller_greeting(), &mut greeting, &mut admission);
+        opening.hear(&greeting).unwrap();
+        exchange(&opening.petition(&hello(Role::Data)), &mut answer, &mut admission);
+        let strangers: Vec<_> = (0..200)
+            .map(|_| {
+                let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                assert!(admission.admit(Duration::from_millis(1), |_| Ok(())).is_empty());
+                assert!(admission.strangers() <= 4, "{}", admission.strangers());
+                stream
+            })
+            .collect();
+        io::Write::write_all(&mut rank, &CONFIRMATION).unwrap();
+        assert_eq!(admit_one(&mut admission).1.identity.rank, 1);
+        drop(strangers);
     }
 }

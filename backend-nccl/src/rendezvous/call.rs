@@ -157,3 +157,133 @@ fn read_exact(mut stream: &TcpStream, mut bytes: &mut [u8], deadline: Deadline) 
 pub(crate) fn join_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, time::Instant};
+
+    use super::super::hello::Role;
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    fn identity(rank: usize) -> Identity {
+        Identity::new(rank, 2, "job", None)
+    }
+
+    /// How a call ends whose callee says what `speak` makes of a right greeting and answer.
+    fn called(
+        limit: Duration,
+        speak: impl FnOnce(&TcpStream, Vec<u8>, &mut dyn FnMut() -> Vec<u8>) + Send,
+    ) -> Option<Attempt> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let hello = Hello::new(identity(1), Role::Data, 0).unwrap();
+        let caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let callee = scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut greeting = [0; GREETING_BYTES];
+                stream.read_exact(&mut greeting).unwrap();
+                let (opening, _) = Opening::answer_call(&greeting).unwrap();
+                let own = opening.callee_greeting().to_vec();
+                let mut reader = stream.try_clone().unwrap();
+                let mut answer = move || {
+                    let mut petition = [0; super::super::hello::PETITION_BYTES];
+                    // A caller that does not like the greeting says nothing more.
+                    if reader.read_exact(&mut petition).is_err() {
+                        return Vec::new();
+                    }
+                    let answer = opening.decide(&petition, &identity(0), |_| Ok(()));
+                    answer.map_or(REFUSED.to_vec(), |answer| answer.bytes.to_vec())
+                };
+                speak(&stream, own, &mut answer);
+                // Kept open until the caller goes, so that only what was said decides.
+                let _ = io::copy(&mut stream, &mut io::sink());
+            });
+            let outcome = introduce(&caller, &hello, Deadline::after(limit)).err();
+            drop(caller);
+            callee.join().unwrap();
+            outcome
+        })
+    }
+
+    fn say(mut stream: &TcpStream, bytes: &[u8]) {
+        // The caller may have gone.
+        let _ = stream.write_all(bytes);
+    }
+
+    #[test]
+    fn a_callee_that_says_the_right_things_is_believed() {
+        let ended = called(LIMIT, |stream, greeting, answer| {
+            say(stream, &greeting);
+            say(stream, &answer());
+        });
+        assert!(ended.is_none());
+    }
+
+    #[test]
+    fn every_bit_that_a_callee_gets_wrong_ends_the_call_at_once() {
+        let start = Instant::now();
+        for bit in 0..8 * GREETING_BYTES {
+            let ended = called(LIMIT, |stream, mut greeting, answer| {
+                greeting[bit / 8] ^= 1 << (bit % 8);
+                say(stream, &greeting);
+                say(stream, &answer());
+            });
+            assert!(
+                matches!(ended, Some(Attempt::Refused(_) | Attempt::Again(_))),
+                "bit {bit} of the greeting"
+            );
+        }
+        for bit in 0..8 * ANSWER_BYTES {
+            let ended = called(LIMIT, |stream, greeting, answer| {
+                say(stream, &greeting);
+                let mut answer = answer();
+                answer[bit / 8] ^= 1 << (bit % 8);
+                say(stream, &answer);
+            });
+            assert!(matches!(ended, Some(Attempt::Again(_))), "bit {bit} of the answer");
+        }
+        assert!(start.elapsed() < LIMIT, "some of the calls waited");
+    }
+
+    #[test]
+    fn a_callee_that_stops_in_the_middle_or_drips_is_left_at_the_deadline() {
+        let limit = Duration::from_millis(50);
+        for cut in [0, 1, 7, 8, 9, GREETING_BYTES - 1, GREETING_BYTES, GREETING_BYTES + 47] {
+            let start = Instant::now();
+            let ended = called(limit, |stream, greeting, answer| {
+                say(stream, &greeting[..cut.min(GREETING_BYTES)]);
+                if cut >= GREETING_BYTES {
+                    say(stream, &answer()[..cut - GREETING_BYTES]);
+                }
+            });
+            assert!(matches!(ended, Some(Attempt::Again(_))), "cut at {cut}");
+            assert!(start.elapsed() < 20 * limit, "cut at {cut}: {:?}", start.elapsed());
+        }
+        let start = Instant::now();
+        let ended = called(limit, |stream, greeting, _| {
+            for byte in greeting {
+                say(stream, &[byte]);
+                std::thread::sleep(limit / 5);
+            }
+        });
+        assert!(matches!(ended, Some(Attempt::Again(_))));
+        assert!(start.elapsed() < 20 * limit, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_callee_that_refuses_or_answers_with_noise_is_told_apart() {
+        let refused = called(LIMIT, |stream, greeting, answer| {
+            say(stream, &greeting);
+            answer();
+            say(stream, &REFUSED);
+        });
+        // Without a secret it is the run token that must differ.
+        assert!(matches!(refused, Some(Attempt::Refused(Refusal::Token))));
+        for noise in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &REFUSED, &[0; 500], &[255; 500]] {
+            let ended = called(LIMIT, |stream, _, _| say(stream, noise));
+            assert!(matches!(&ended, Some(Attempt::Again(reason)) if reason == FOREIGN), "{noise:?}");
+        }
+    }
+}

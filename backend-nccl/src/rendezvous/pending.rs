@@ -43,6 +43,10 @@ impl Pending {
         !matches!(self.stage, Stage::Confirmation(_))
     }
 
+    pub(super) fn has_greeted(&self) -> bool {
+        !matches!(self.stage, Stage::Greeting)
+    }
+
     /// Reads what is there; whether the message that is due is complete. What follows the confirmation is left to whom
     /// the connection is for.
     pub(super) fn read(&mut self) -> io::Result<bool> {
