@@ -9,17 +9,12 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::crowd::{Crowd, SHORTEST_STAY};
 use super::hello::{GREETING_BYTES, Hello, Identity, Opening, REFUSED, tell};
-use super::pending::{CONFIRMATION_LIMIT, Dice, Pending, Stage};
-use super::{limits::room_for_strangers, refusal::Refusal};
+use super::pending::{CONFIRMATION_LIMIT, Pending, Stage};
+use super::refusal::Refusal;
 use crate::deadline::Deadline;
 
-/// How many connections may be about to prove themselves, if the limit of open files allows.
-const MAX_STRANGERS: usize = 4096;
-/// How long each may try, at least, before it loses its place to another: two round trips in a fast network.
-const SHORTEST_STAY: Duration = Duration::from_millis(2);
-/// How many are looked at to find one that goes.
-const CANDIDATES: usize = 8;
 /// How many connections are accepted before those that are there are served.
 const ACCEPT_BATCH: usize = 128;
 /// How long nothing is accepted after the system had no room for a connection: asking at once would ask for ever.
@@ -34,11 +29,9 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Admission {
     listener: TcpListener,
     host: Identity,
-    pending: Vec<Pending>,
-    max_strangers: usize,
+    pending: Crowd,
     /// How long nothing is accepted.
     pause: Option<Deadline>,
-    dice: Dice,
     /// How many were refused.
     refused: u64,
     /// How often there was no room for another connection.
@@ -55,17 +48,7 @@ enum Step {
 impl Admission {
     /// Serves a listener made by [`listen`](super::listen) on behalf of `host`.
     pub(crate) fn new(listener: TcpListener, host: Identity) -> Self {
-        let max_strangers = room_for_strangers(MAX_STRANGERS);
-        Self {
-            listener,
-            host,
-            pending: Vec::new(),
-            max_strangers,
-            pause: None,
-            dice: Dice::new(),
-            refused: 0,
-            full: 0,
-        }
+        Self { listener, host, pending: Crowd::new(), pause: None, refused: 0, full: 0 }
     }
 
     /// Waits up to `wait`, then returns the callers that have proven to be ranks of the job, that `accepts` lets in,
@@ -221,16 +204,15 @@ impl Admission {
             if self.pause.is_some() {
                 return;
             }
-            if !self.make_place() {
-                self.pause = Some(Deadline::after(SHORTEST_STAY));
-                return;
-            }
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     if stream.set_nonblocking(true).is_ok() {
                         self.pending.push(Pending::new(stream));
                         // What it says is often there already.
                         self.serve(self.pending.len() - 1, admitted, accepts);
+                        if !self.pending.make_place() {
+                            self.pause = Some(Deadline::after(SHORTEST_STAY));
+                        }
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -240,57 +222,20 @@ impl Admission {
         }
     }
 
-    /// Whether there is a place for another stranger, if need be that of one that had its chance.
-    fn make_place(&mut self) -> bool {
-        if self.pending.len() < self.max_strangers || self.strangers() < self.max_strangers {
-            return true;
-        }
-        let Some(at) = self.victim() else { return false };
-        drop(self.pending.swap_remove(at));
-        true
-    }
-
-    fn strangers(&self) -> usize {
-        self.pending.iter().filter(|caller| caller.is_stranger()).count()
-    }
-
-    /// A stranger to send away, by chance, and rather one that has not even greeted; `None` if all are too new.
-    fn victim(&mut self) -> Option<usize> {
-        let mut victim = None;
-        for _ in 0..CANDIDATES {
-            let at = self.dice.below(self.pending.len());
-            let caller = &self.pending[at];
-            if caller.is_stranger() && caller.deadline.elapsed() >= SHORTEST_STAY {
-                victim = Some(at);
-                if !caller.has_greeted() {
-                    break;
-                }
-            }
-        }
-        victim
-    }
-
     /// The process or the system has too many open files, or no memory for another connection: half of the strangers
     /// go, and their number stays so. Where there is none, nothing is accepted for a while.
     fn out_of_room(&mut self, error: &io::Error) {
-        let strangers = self.strangers();
-        let mut going = strangers.div_ceil(2);
-        self.max_strangers = (strangers - going).max(1);
-        if going == 0 {
+        let gone = self.pending.halve();
+        if gone == 0 {
             self.pause = Some(Deadline::after(NO_ROOM_PAUSE));
         }
         self.full += 1;
         if self.full.is_power_of_two() {
             log::warn!(
-                "cannot accept connections: {error}; {going} that had proven nothing were closed, raise the limit of \
+                "cannot accept connections: {error}; {gone} that had proven nothing were closed, raise the limit of \
                  open files by `ulimit -n`"
             );
         }
-        self.pending.retain(|caller| {
-            let goes = going > 0 && caller.is_stranger();
-            going -= usize::from(goes);
-            !goes
-        });
     }
 }
 
@@ -308,7 +253,7 @@ mod tests {
 
     use super::super::call::{call, call_in_attempts};
     use super::super::hello::{CONFIRMATION, PETITION_BYTES, Role};
-    use super::super::listen;
+    use super::super::{dice::Dice, listen};
     use super::*;
     use crate::Error;
 
@@ -474,7 +419,8 @@ mod tests {
     #[test]
     fn strangers_never_take_the_place_of_a_rank_that_has_proven_itself() {
         let (listener, port) = listener();
-        let mut admission = Admission { max_strangers: 4, ..Admission::new(listener, identity(0)) };
+        let mut admission = Admission::new(listener, identity(0));
+        admission.pending.most = 4;
         let mut rank = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut opening = Opening::call().unwrap();
         let mut exchange = |bytes: &[u8], reply: &mut [u8], admission: &mut Admission| {
@@ -490,7 +436,7 @@ mod tests {
             .map(|_| {
                 let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
                 assert!(admission.admit(Duration::from_millis(1), |_| Ok(())).is_empty());
-                assert!(admission.strangers() <= 4, "{}", admission.strangers());
+                assert!(admission.pending.strangers() <= 5, "{}", admission.pending.strangers());
                 stream
             })
             .collect();

@@ -3,6 +3,8 @@
 mod admission;
 mod call;
 mod challenge;
+mod crowd;
+mod dice;
 mod environment;
 mod hello;
 mod limits;
