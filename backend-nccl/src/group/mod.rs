@@ -17,7 +17,7 @@ use std::{
 
 use self::{core::Core, order::Order, worker::Worker};
 
-pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
+pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
 pub use work::Work;
 
 use crate::{
@@ -127,7 +127,7 @@ impl ProcessGroup {
         let identity = Identity::new(place.rank, place.world_size, &environment.run_id, environment.secret);
         let (host, port) = (environment.master_addr.as_str(), environment.master_port);
         let rendezvous = Rendezvous::join(identity, host, port, listener, deadline)?;
-        let (mesh, connecting) = Mesh::of_job(&rendezvous, deadline)?;
+        let (mesh, connecting) = Mesh::of_job(&rendezvous, options.host_timeout, deadline)?;
         let transport = transport::connect(mesh, connecting, kind, deadline)?;
         log::debug!("rank {} of {} joined {}", place.rank, place.world_size, rendezvous.address);
         Ok(Self::new(Box::new(transport), place, options))

@@ -138,7 +138,8 @@ fn assert_lost_the_other_host(ends: &[End], cut: Instant, limit: Duration) {
             rank / RANKS_PER_HOST,
             "rank {rank} names one of its own host: {error:?}"
         );
-        assert!(error.text.contains(&format!("rank {lost} ")), "{error:?}");
+        let cause = format!("rank {lost} is gone (its host has not answered for 10s)");
+        assert!(error.text.contains(&cause), "{error:?}");
         let late = end.at.saturating_duration_since(cut);
         assert!(late < limit, "rank {rank} ended {late:?} after the cut: {error:?}");
     }
