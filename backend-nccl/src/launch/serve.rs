@@ -34,18 +34,27 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Listens where the other nodes look for node 0: at this address if it is one of this host's, else at all of them,
-/// since a cluster may know the host by an address that it does not have itself.
+/// since a cluster may know the host by an address that it does not have itself, or by a name that leads to loopback on
+/// the host alone.
 pub(super) fn listen(address: &str, port: u16) -> Result<Socket, LaunchError> {
     let refused = |source| LaunchError::Port { port, source };
     let resolved = (address, port).to_socket_addrs().ok().and_then(|mut found| found.next());
-    let any = match resolved {
-        Some(SocketAddr::V6(_)) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-        _ => Ipv4Addr::UNSPECIFIED.into(),
-    };
-    match resolved.map(bind) {
+    let is_literal = address == "localhost" || address.parse::<IpAddr>().is_ok();
+    let own = resolved.filter(|resolved| is_literal || !resolved.ip().is_loopback());
+    match own.map(bind) {
         Some(Err(error)) if error.kind() != ErrorKind::AddrNotAvailable => Err(refused(error)),
         Some(Ok(socket)) => Ok(socket),
-        _ => bind((any, port).into()).map_err(refused),
+        _ => listen_everywhere(port).map_err(refused),
+    }
+}
+
+/// Listens at the addresses of both families, where the host has both.
+fn listen_everywhere(port: u16) -> io::Result<Socket> {
+    match bind((Ipv6Addr::UNSPECIFIED, port).into()) {
+        Err(error) if !matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied) => {
+            bind((Ipv4Addr::UNSPECIFIED, port).into())
+        }
+        bound => bound,
     }
 }
 
@@ -53,6 +62,9 @@ fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // The connections of a job that has ended must not keep the next one from the port.
     socket.set_reuse_address(true)?;
+    if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        socket.set_only_v6(false)?;
+    }
     socket.bind(&address.into())?;
     socket.listen(128)?;
     socket.set_nonblocking(true)?;

@@ -152,15 +152,21 @@ fn a_host_that_is_cut_off_in_the_middle_of_training_is_lost_to_the_other_in_time
     let endless = Training::new(Net::Plain, RANKS, 1_000_000);
     let mut cut = Instant::now();
     let ends = run_commands(ranks(&network, &Scenario::Train(endless), &network.family.address(0)), |_| {
-        let start = Instant::now();
-        // Joining takes a few hundred, each step some more.
-        while network.frames() < 5000 && start.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        network.cut(1);
-        cut = Instant::now();
+        cut = cut_in_training(&network);
     });
     assert_lost_the_other_host(&ends, cut, HOST_TIMEOUT + MARGIN);
+    assert_eq!(network.processes(), [""; 0]);
+}
+
+/// Cuts host 1 off in the middle of a training; when.
+fn cut_in_training(network: &Network) -> Instant {
+    let start = Instant::now();
+    // Joining takes a few hundred, each step some more.
+    while network.frames() < 5000 && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    network.cut(1);
+    Instant::now()
 }
 
 #[test]
@@ -180,4 +186,90 @@ fn a_stopped_rank_of_a_host_that_is_alive_is_waited_for() {
         std::thread::sleep(HOST_TIMEOUT + Duration::from_secs(4));
         kill(stopped, Signal::SIGCONT).unwrap();
     });
+}
+
+/// The launchers of a job of two nodes, one on each host, or the line that says why there are none.
+fn launchers(test: &str, network: &Network, scenario: &Scenario, master: &str) -> Option<Vec<Command>> {
+    let rank = test_rank(scenario);
+    let burnrun = Path::new(rank.get_program()).with_file_name("burnrun");
+    if !burnrun.exists() {
+        skip(test, "burnrun is not built; test the whole workspace");
+        return None;
+    }
+    let launcher = |node: usize| {
+        let mut command = Command::new(&burnrun);
+        command.args(["--nnodes", "2", "--node-rank", &node.to_string(), "--nproc-per-node", "2"]);
+        command.args([
+            "--master-addr",
+            master,
+            "--master-port",
+            &PORT.to_string(),
+            "--grace-seconds",
+            "3",
+            "--",
+        ]);
+        command.arg(rank.get_program()).args(rank.get_args()).env("BURN_NCCL_SECRET", SECRET);
+        network.on_host(node, &command)
+    };
+    Some(vec![launcher(0), launcher(1)])
+}
+
+/// Asserts that the launchers of both hosts have run a job whose ranks computed what they should.
+fn assert_launched(test: &str, network: &Network, master: &str) {
+    let scenario = Scenario::Exchange(exchange(2, 1000, None));
+    let Some(launchers) = launchers(test, network, &scenario, master) else { return };
+    let ends = run_commands(launchers, |_| ());
+    let mut ranks = Vec::new();
+    for end in &ends {
+        assert!(end.status.success(), "{ends:#?}");
+        // burnrun puts a prefix before each line.
+        for line in end.stdout.lines().filter_map(|line| Some(&line[line.find('{')?..])) {
+            let Ok(Report::Exchanged { rank, .. }) = serde_json::from_str(line) else { panic!("{line}") };
+            ranks.push(rank);
+        }
+    }
+    assert_eq!(ranks.len(), RANKS, "{ends:#?}");
+    ranks.sort_unstable();
+    assert!(ranks.into_iter().eq(0..RANKS), "{ends:#?}");
+}
+
+#[test]
+fn a_launcher_on_each_host_starts_one_job_over_both() {
+    let test = "a_launcher_on_each_host_starts_one_job_over_both";
+    for family in [Family::V4, Family::V6] {
+        let Some(network) = network(test, family, Conditions::POOR) else { return };
+        assert_launched(test, &network, &family.address(0));
+    }
+}
+
+#[test]
+fn launchers_meet_at_a_host_whose_own_name_leads_to_loopback() {
+    let test = "launchers_meet_at_a_host_whose_own_name_leads_to_loopback";
+    for family in [Family::V4, Family::V6] {
+        let Some(network) = network(test, family, Conditions::GOOD) else { return };
+        let named = network
+            .name_on_host(0, "head", "127.0.1.1")
+            .and_then(|()| network.name_on_host(1, "head", &family.address(0)));
+        if let Err(reason) = named {
+            return skip(test, &reason);
+        }
+        assert_launched(test, &network, "head");
+    }
+}
+
+#[test]
+fn the_launchers_of_both_hosts_end_when_the_hosts_are_cut_off_from_each_other() {
+    let test = "the_launchers_of_both_hosts_end_when_the_hosts_are_cut_off_from_each_other";
+    let Some(network) = network(test, Family::V4, Conditions::GOOD) else { return };
+    let endless = Scenario::Train(Training::new(Net::Plain, RANKS, 1_000_000));
+    let master = network.family.address(0);
+    let Some(launchers) = launchers(test, &network, &endless, &master) else { return };
+    let mut cut = Instant::now();
+    let ends = run_commands(launchers, |_| cut = cut_in_training(&network));
+    for end in &ends {
+        assert!(!end.status.success(), "{ends:#?}");
+        let late = end.at.saturating_duration_since(cut);
+        assert!(late < HOST_TIMEOUT + 2 * MARGIN, "a launcher ended {late:?} after the cut: {ends:#?}");
+    }
+    assert_eq!(network.processes(), [""; 0]);
 }

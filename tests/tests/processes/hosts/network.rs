@@ -110,6 +110,13 @@ impl Network {
         ip(&["-n", &self.switch(), "link", "set", &format!("port{host}"), "down"]).unwrap();
     }
 
+    /// The numbers of the processes on both hosts.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        let pids = [0, 1].map(|host| Command::new("ip").args(["netns", "pids", &self.host(host)]).output());
+        let pids = pids.map(|output| String::from_utf8_lossy(&output.unwrap().stdout).into_owned());
+        pids.iter().flat_map(|pids| pids.split_whitespace()).map(str::to_owned).collect()
+    }
+
     /// How many frames have gone from host to host.
     pub(crate) fn frames(&self) -> u64 {
         self.wire.as_ref().map_or(0, Wire::frames)
