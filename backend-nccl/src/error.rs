@@ -44,6 +44,23 @@ pub enum Error {
         /// What it should hold.
         expected: String,
     },
+    /// A secret that is too short or not in hexadecimal digits. It is not shown.
+    #[error(
+        "BURN_NCCL_SECRET {found}, expected at least 32 hexadecimal digits, such as `openssl rand -hex 32` prints; give \
+         all ranks the same, or let burnrun choose it"
+    )]
+    Secret {
+        /// What is wrong with it.
+        found: String,
+    },
+    /// No random numbers, without which nothing can be proven.
+    #[error(
+        "the system gives no random numbers: {cause}; the ranks need them to prove that they belong together"
+    )]
+    Random {
+        /// The system's reason.
+        cause: String,
+    },
     /// Rank 0 cannot serve the rendezvous because the port is taken.
     #[error(
         "rank 0 cannot listen on {address}: the port is in use by another program; set MASTER_PORT to a free port, \

@@ -5,6 +5,7 @@
 
 pub mod data;
 pub mod evaluation;
+pub mod exchange;
 pub mod fault;
 pub mod fingerprint;
 pub mod learning;

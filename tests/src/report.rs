@@ -34,6 +34,13 @@ pub enum Report {
         /// The sum of all ranks' numbers plus one each.
         sum: i64,
     },
+    /// It took part in rounds of collectives.
+    Exchanged {
+        /// This rank.
+        rank: usize,
+        /// The transport that carried them.
+        transport: String,
+    },
     /// It saved checkpoints.
     Saved(Saved),
     /// It trained from a checkpoint to a checkpoint.

@@ -5,6 +5,7 @@ use burn_nccl::{DType, Error, ReduceOp};
 use burn_nccl_datasets::Sampling;
 use serde::{Deserialize, Serialize};
 
+use crate::exchange::Exchange;
 use crate::learning::Learning;
 use crate::report::Report;
 use crate::resnet::ResNetTraining;
@@ -32,6 +33,8 @@ pub enum Scenario {
     Stress(usize),
     /// Counts right answers on this many samples.
     Evaluate(usize, Sampling),
+    /// Runs collectives in rounds.
+    Exchange(Exchange),
     /// Trains with burn-train.
     Learn(Learning),
     /// Saves checkpoints alone.
@@ -59,6 +62,7 @@ impl Scenario {
             Self::JoinedResNet(training, ranks) => Ok(Report::Trained(training.joined(*ranks))),
             Self::Stress(steps) => stress::train(*steps).map(Report::Trained),
             Self::Evaluate(samples, sampling) => evaluation::evaluate(*samples, *sampling),
+            Self::Exchange(exchange) => exchange.run(),
             Self::Learn(learning) => learning.run().map(Report::Learned),
             Self::Save(saving) => Ok(Report::Saved(saving.run())),
             Self::Resume(resuming) => match resuming.by_ranks() {

@@ -4,6 +4,7 @@ mod checkpoints;
 mod determinism;
 mod faults;
 mod harness;
+mod hosts;
 mod launchers;
 mod learner;
 mod parity;
