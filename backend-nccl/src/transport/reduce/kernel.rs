@@ -3,7 +3,7 @@
 //! A tile fits the vector registers: the compiler turns the loops over its elements into straight vector code (the
 //! bench's README says what it made of them). Only f16 needs instructions of its own, which no loop is compiled to.
 
-use std::sync::OnceLock;
+use std::{ptr, sync::OnceLock};
 
 use half::f16;
 
@@ -211,7 +211,8 @@ unsafe fn tile<H: Store<T>, T: Element, C: Combine, const N: usize>(
         let at = |source: *const u8| source.cast::<T>().add(start).cast::<[T; N]>().read_unaligned();
         let mut sum = H::load(&at(sources[0]));
         for source in &sources[1..] {
-            let version = H::load(&at(*source));
+            // Volatile, or the compiler takes the loop over versions of integers for one that it may run side by side.
+            let version = H::load(&at(ptr::read_volatile(source)));
             for i in 0..N {
                 sum[i] = C::combine(sum[i], version[i]);
             }
