@@ -120,6 +120,32 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// The ranks found each other and could not set up what they need together.
+    #[error("rank {rank} of {world_size} could not set up its group: {failure}")]
+    SetUp {
+        /// The rank that reports.
+        rank: usize,
+        /// The size of the group.
+        world_size: usize,
+        /// The cause.
+        failure: Failure,
+    },
+    /// A message to or from the rank itself.
+    #[error("{call}: rank {rank} cannot exchange messages with itself; copy the data instead")]
+    MessageToSelf {
+        /// The method that was called.
+        call: &'static str,
+        /// The rank.
+        rank: usize,
+    },
+    /// A buffer that only the root has, on a rank that is not the root, or its lack on the root.
+    #[error("{op}: {}", if *is_root { "the root must give its buffer" } else { "only the root gives this buffer; pass None on the others" })]
+    RootBuffer {
+        /// The collective.
+        op: OpKind,
+        /// Whether this rank is the root.
+        is_root: bool,
+    },
     /// A collective failed, and with it the group: every later call returns the same `failure` at once.
     #[error("{op} #{sequence} failed on rank {rank} of {world_size} after {elapsed:.1?}: {failure}")]
     Collective {

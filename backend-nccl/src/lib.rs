@@ -107,4 +107,4 @@ pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
 pub use ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
-pub use transport::{DType, ReduceOp};
+pub use transport::{Buffer, DType, ReduceOp, TransportKind};

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use super::{options::GroupOptions, order::Order};
+use super::{
+    options::GroupOptions,
+    order::{Operation, Order, Ticket},
+};
 use crate::{
     Error, Result,
     deadline::Deadline,
     failure::Failure,
-    transport::{Call, Collective, Signature, Transport},
+    transport::{Call, Collective, Patience, Signature, Transport},
 };
 
 /// What a collective needs. The communication thread holds it while it has work.
@@ -21,17 +24,28 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn run(&self, collective: Collective<'_>) -> Result<()> {
-        let sequence = self.order.take(1, |sequence| sequence);
-        let _turn = self.order.wait(sequence, 1);
-        self.execute(sequence, collective)
+    /// Runs one operation on this thread, in its turn. `operation` makes it from its numbers.
+    pub(super) fn run<'a>(
+        &self,
+        operation: Operation,
+        collective: impl FnOnce(Ticket) -> Collective<'a>,
+    ) -> Result<()> {
+        let ticket = self.order.take(operation, |ticket| ticket);
+        let _turn = self.order.wait(ticket);
+        self.execute(ticket.sequence, collective(ticket), Patience::Waiting)
     }
 
-    pub(super) fn execute(&self, sequence: u64, collective: Collective<'_>) -> Result<()> {
+    /// Runs one operation whose turn it is.
+    pub(super) fn execute(
+        &self,
+        sequence: u64,
+        collective: Collective<'_>,
+        patience: Patience,
+    ) -> Result<()> {
         let _abort = AbortOnPanic(self);
         let deadline = Deadline::after(self.options.timeout);
         let signature = collective.signature(sequence);
-        let call = Call { sequence, deadline, check: self.options.check };
+        let call = Call { sequence, deadline, check: self.options.check, patience };
         self.transport
             .execute(call, collective)
             .map_err(|failure| failed(self.rank, self.world_size, signature, deadline.elapsed(), failure))
@@ -59,7 +73,7 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-pub(super) fn failed(
+fn failed(
     rank: usize,
     world_size: usize,
     signature: Signature,

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use crate::rendezvous::debug_requested;
+use crate::{
+    Result,
+    rendezvous::{debug_requested, transport_requested},
+    transport::TransportKind,
+};
 
 /// How long a collective may take unless told otherwise: longer than any step, shorter than a night.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -20,6 +24,9 @@ pub struct GroupOptions {
     /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of latency.
     /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
     pub check: bool,
+    /// The transport. Default: `None`, what `BURN_NCCL_TRANSPORT` says (`auto`, `tcp`, `shm` or `mpi`), else
+    /// [`TransportKind::Auto`].
+    pub transport: Option<TransportKind>,
 }
 
 impl Default for GroupOptions {
@@ -28,6 +35,7 @@ impl Default for GroupOptions {
             timeout: DEFAULT_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             check: cfg!(debug_assertions) || debug_requested(),
+            transport: None,
         }
     }
 }
@@ -49,5 +57,16 @@ impl GroupOptions {
     pub fn with_check(mut self, check: bool) -> Self {
         self.check = check;
         self
+    }
+
+    /// Sets the transport, over what the environment says.
+    pub fn with_transport(mut self, transport: TransportKind) -> Self {
+        self.transport = Some(transport);
+        self
+    }
+
+    /// The transport that is asked for.
+    pub(crate) fn requested_transport(&self) -> Result<TransportKind> {
+        self.transport.map_or_else(transport_requested, Ok)
     }
 }

@@ -1,12 +1,15 @@
 //! The order of collectives: a number at the call, a turn at the execution.
 
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// A ticket lock. Tickets are the sequence numbers of the group, from 1.
+use crate::transport::{Collective, DType, Incoming, Outgoing};
+
+/// A ticket lock that numbers what it orders.
 ///
-/// The number is taken when a collective is called, so calls of one thread run in program order on every rank,
-/// whether they run on that thread or on the communication thread. Whoever has the turn is under a deadline, so the
-/// wait for it ends.
+/// The ticket is taken when an operation is called, so calls of one thread run in program order on every rank, whether
+/// they run on that thread or on the communication thread. Whoever has the turn is under a deadline, so the wait for it
+/// ends. Turns are this rank's own; the numbers of collectives and messages are the same on every rank that takes part.
 #[derive(Debug)]
 pub(super) struct Order {
     state: Mutex<State>,
@@ -17,6 +20,46 @@ pub(super) struct Order {
 struct State {
     next: u64,
     serving: u64,
+    /// Collectives that have been called.
+    collectives: u64,
+    /// Messages to and from each rank that have been called.
+    sent: BTreeMap<usize, u64>,
+    received: BTreeMap<usize, u64>,
+}
+
+/// The place of one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    turn: u64,
+    turns: u64,
+    /// The number of the collective, from 1; of the last one before, for messages.
+    pub(super) sequence: u64,
+    /// The numbers of the messages, from 1.
+    pub(super) sent: u64,
+    pub(super) received: u64,
+}
+
+impl Ticket {
+    /// The messages of this ticket: a buffer and the rank it goes to, a buffer and the rank it comes from.
+    pub(super) fn exchange<'a>(
+        &self,
+        send: Option<(&'a [u8], usize)>,
+        receive: Option<(&'a mut [u8], usize)>,
+        dtype: DType,
+    ) -> Collective<'a> {
+        let send = send.map(|(buffer, to)| Outgoing { buffer, to, number: self.sent });
+        let receive = receive.map(|(buffer, from)| Incoming { buffer, from, number: self.received });
+        Collective::Exchange { send, receive, dtype }
+    }
+}
+
+/// What takes a place.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operation {
+    /// So many collectives, one after the other.
+    Collectives(u64),
+    /// A message to and one from these ranks.
+    Messages { to: Option<usize>, from: Option<usize> },
 }
 
 /// The turn of one ticket; the next one's when it is dropped, also by a panic.
@@ -28,23 +71,49 @@ pub(super) struct Turn<'a> {
 
 impl Order {
     pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State { next: 1, serving: 1 }), changed: Condvar::new() }
+        let state =
+            State { next: 1, serving: 1, collectives: 0, sent: BTreeMap::new(), received: BTreeMap::new() };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Takes `count` successive tickets and returns the first. `enqueue` runs before anyone else can take one.
-    pub(super) fn take<T>(&self, count: u64, enqueue: impl FnOnce(u64) -> T) -> T {
+    /// Takes a ticket. `enqueue` runs before anyone else can take one.
+    pub(super) fn take<T>(&self, operation: Operation, enqueue: impl FnOnce(Ticket) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let ticket = state.next;
-        state.next += count;
+        let ticket = state.take(operation);
         enqueue(ticket)
     }
 
-    /// Waits for the turn of `count` tickets from `ticket`.
-    pub(super) fn wait(&self, ticket: u64, count: u64) -> Turn<'_> {
+    /// Waits for the turn of a ticket.
+    pub(super) fn wait(&self, ticket: Ticket) -> Turn<'_> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_while(state, |state| state.serving != ticket);
+        let waited = self.changed.wait_while(state, |state| state.serving != ticket.turn);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
-        Turn { order: self, count }
+        Turn { order: self, count: ticket.turns }
+    }
+}
+
+impl State {
+    fn take(&mut self, operation: Operation) -> Ticket {
+        let mut ticket =
+            Ticket { turn: self.next, turns: 1, sequence: self.collectives, sent: 0, received: 0 };
+        let count = |counts: &mut BTreeMap<usize, u64>, rank| {
+            let count = counts.entry(rank).or_default();
+            *count += 1;
+            *count
+        };
+        match operation {
+            Operation::Collectives(collectives) => {
+                ticket.turns = collectives;
+                ticket.sequence += 1;
+                self.collectives += collectives;
+            }
+            Operation::Messages { to, from } => {
+                ticket.sent = to.map_or(0, |rank| count(&mut self.sent, rank));
+                ticket.received = from.map_or(0, |rank| count(&mut self.received, rank));
+            }
+        }
+        self.next += ticket.turns;
+        ticket
     }
 }
 
@@ -67,14 +136,15 @@ mod tests {
     fn turns_come_in_the_order_of_the_tickets_whatever_the_order_of_arrival() {
         let order = Order::new();
         let seen = Mutex::new(Vec::new());
-        let tickets = [order.take(1, |t| (t, 1)), order.take(2, |t| (t, 2)), order.take(1, |t| (t, 1))];
-        assert_eq!(tickets, [(1, 1), (2, 2), (4, 1)]);
+        let take = |operation| order.take(operation, |ticket| ticket);
+        let tickets = [1, 2, 1].map(|count| take(Operation::Collectives(count)));
+        assert_eq!(tickets.map(|ticket| ticket.sequence), [1, 2, 4]);
         std::thread::scope(|scope| {
-            for (ticket, count) in tickets.into_iter().rev() {
+            for ticket in tickets.into_iter().rev() {
                 let (order, seen) = (&order, &seen);
                 scope.spawn(move || {
-                    let _turn = order.wait(ticket, count);
-                    seen.lock().unwrap().push(ticket);
+                    let _turn = order.wait(ticket);
+                    seen.lock().unwrap().push(ticket.sequence);
                 });
             }
         });
@@ -84,15 +154,27 @@ mod tests {
     #[test]
     fn a_panic_passes_the_turn_on() {
         let order = Order::new();
-        let (first, second) = (order.take(1, |t| t), order.take(1, |t| t));
+        let [first, second] = [(); 2].map(|()| order.take(Operation::Collectives(1), |ticket| ticket));
         let panicked = std::thread::scope(|scope| {
             let panicking = scope.spawn(|| {
-                let _turn = order.wait(first, 1);
+                let _turn = order.wait(first);
                 panic!("expected by the test");
             });
             panicking.join().is_err()
         });
         assert!(panicked);
-        drop(order.wait(second, 1));
+        drop(order.wait(second));
+    }
+
+    #[test]
+    fn messages_are_counted_for_each_rank_and_direction_and_leave_the_collectives_numbers_alone() {
+        let order = Order::new();
+        let message = |to, from| order.take(Operation::Messages { to, from }, |ticket| ticket);
+        let numbers = |ticket: Ticket| (ticket.sent, ticket.received);
+        assert_eq!(numbers(message(Some(1), None)), (1, 0));
+        assert_eq!(numbers(message(Some(2), Some(1))), (1, 1));
+        assert_eq!(numbers(message(Some(1), Some(1))), (2, 2));
+        let next = order.take(Operation::Collectives(1), |ticket| ticket);
+        assert_eq!((next.turn, next.sequence), (4, 1));
     }
 }

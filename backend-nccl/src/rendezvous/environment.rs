@@ -3,7 +3,7 @@
 //! Three families are known, each all or none: torchrun's names (which burnrun sets too), Open MPI's and those
 //! that SLURM's `srun` gives to a task.
 
-use crate::{Error, Result};
+use crate::{Error, Result, transport::TransportKind};
 
 /// The run token of jobs whose launcher gives none.
 const DEFAULT_RUN_ID: &str = "default";
@@ -102,6 +102,22 @@ impl Environment {
 /// Whether `BURN_NCCL_DEBUG=1` asks for checks in a release build.
 pub(crate) fn debug_requested() -> bool {
     std::env::var("BURN_NCCL_DEBUG").is_ok_and(|value| value == "1")
+}
+
+/// The transport that `BURN_NCCL_TRANSPORT` asks for, `auto` if it is not set.
+///
+/// # Errors
+///
+/// [`Error::EnvironmentInvalid`] for a name that is none.
+pub(crate) fn transport_requested() -> Result<TransportKind> {
+    const NAME: &str = "BURN_NCCL_TRANSPORT";
+    match std::env::var(NAME) {
+        Ok(value) if !value.trim().is_empty() => value
+            .trim()
+            .parse()
+            .map_err(|expected| Error::EnvironmentInvalid { name: NAME.to_owned(), value, expected }),
+        _ => Ok(TransportKind::Auto),
+    }
 }
 
 const TORCHRUN: [&str; 6] =

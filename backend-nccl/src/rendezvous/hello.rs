@@ -47,7 +47,13 @@ impl Identity {
         Self { rank, world_size, token: Sha256::digest(run_id.as_bytes()).into() }
     }
 
-    /// A short number that all ranks of the job share.
+    /// The identity of a rank of a part of this group; `label` tells the part from every other.
+    pub(crate) fn part(&self, label: &str, rank: usize, world_size: usize) -> Self {
+        let token = Sha256::new().chain_update(self.token).chain_update(label).finalize().into();
+        Self { rank, world_size, token }
+    }
+
+    /// A short number that all ranks of the group share.
     pub(crate) fn tag(&self) -> u32 {
         u32::from_le_bytes(self.token[..4].try_into().expect("four bytes"))
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub(crate) use admission::{Admission, listen};
 pub use environment::Environment;
-pub(crate) use environment::debug_requested;
+pub(crate) use environment::{debug_requested, transport_requested};
 pub use hello::Refusal;
 pub(crate) use hello::{Hello, Identity, Role, call, join_host_port};
 use server::StoreServer;

@@ -1,23 +1,14 @@
-//! The wire format: the header of each collective, and the control frames.
+//! The wire format of data connections: the header of each collective or message.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::{DType, ReduceOp};
-use crate::failure::Failure;
-
 /// Bytes of a collective's header.
 pub(crate) const HEADER_BYTES: usize = 32;
-/// Bytes before the payload of a control frame.
-pub(crate) const CONTROL_BYTES: usize = 12;
-/// The longest payload of a control frame that is accepted; a longer reason is cut before it is sent.
-pub(crate) const MAX_CONTROL_PAYLOAD: usize = 64 * 1024;
-/// The most bytes of a reason that travel, so that the frame fits even when each is escaped sixfold.
-const MAX_REASON_BYTES: usize = 8 * 1024;
 
 const HEADER_MAGIC: [u8; 4] = *b"BNc1";
-const CONTROL_MAGIC: [u8; 4] = *b"BNx1";
 const NO_REDUCTION: u8 = u8::MAX;
 
 /// The kinds of collectives.
@@ -29,12 +20,26 @@ pub enum OpKind {
     AllGather,
     ReduceScatter,
     Barrier,
+    Gather,
+    Scatter,
+    AllToAll,
+    /// A message between two ranks.
+    Message,
 }
 
 impl OpKind {
     /// Every kind, in the order of its number on the wire.
-    pub const ALL: [Self; 5] =
-        [Self::AllReduce, Self::Broadcast, Self::AllGather, Self::ReduceScatter, Self::Barrier];
+    pub const ALL: [Self; 9] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Barrier,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Message,
+    ];
 
     /// The name of the method that makes the call.
     pub const fn name(self) -> &'static str {
@@ -44,6 +49,10 @@ impl OpKind {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
             Self::Barrier => "barrier",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Message => "message",
         }
     }
 }
@@ -82,8 +91,10 @@ impl fmt::Display for Signature {
             write!(f, "{op} of ")?;
         }
         write!(f, "{} bytes of {}", self.bytes, self.dtype)?;
-        if self.kind == OpKind::Broadcast {
-            write!(f, " from rank {}", self.root)?;
+        match self.kind {
+            OpKind::Broadcast | OpKind::Scatter | OpKind::Message => write!(f, " from rank {}", self.root)?,
+            OpKind::Gather => write!(f, " to rank {}", self.root)?,
+            _ => {}
         }
         f.write_str(")")
     }
@@ -128,71 +139,6 @@ impl Signature {
     }
 }
 
-/// A message beside the data: it must be seen even when the data stream is stuck, so it has a connection of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Control {
-    /// The rank leaves on purpose.
-    Goodbye,
-    /// The group has ended.
-    Abort(Abort),
-}
-
-/// The end of a group as one rank tells it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Abort {
-    pub(crate) failure: Failure,
-    /// The last collective that the sender had finished. A rank that is still in it, or before it, has all it needs
-    /// to finish too, and reports the failure in the call where it belongs.
-    pub(crate) completed: u64,
-}
-
-impl Control {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let (kind, payload) = match self {
-            Self::Goodbye => (1, Vec::new()),
-            Self::Abort(abort) => {
-                (2, serde_json::to_vec(&cut_reason(abort)).expect("a failure is plain data"))
-            }
-        };
-        let mut frame = Vec::with_capacity(CONTROL_BYTES + payload.len());
-        frame.extend_from_slice(&CONTROL_MAGIC);
-        frame.extend_from_slice(&[kind, 0, 0, 0]);
-        frame.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-        frame.extend_from_slice(&payload);
-        frame
-    }
-
-    /// Reads the frame at the start of `bytes`; `None` until all of it is there.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Option<Self>, String> {
-        let Some(head) = bytes.get(..CONTROL_BYTES) else { return Ok(None) };
-        if head[0..4] != CONTROL_MAGIC {
-            return Err(format!("no control frame where one was due: {:02x?}", &head[0..4]));
-        }
-        let length = u32_at(head, 8) as usize;
-        if length > MAX_CONTROL_PAYLOAD {
-            return Err(format!("a control frame of {length} bytes, the limit is {MAX_CONTROL_PAYLOAD}"));
-        }
-        let Some(payload) = bytes.get(CONTROL_BYTES..CONTROL_BYTES + length) else { return Ok(None) };
-        match head[4] {
-            1 => Ok(Some(Self::Goodbye)),
-            2 => serde_json::from_slice(payload).map(|f| Some(Self::Abort(f))).map_err(|e| e.to_string()),
-            kind => Err(format!("unknown control frame {kind}")),
-        }
-    }
-}
-
-/// Keeps free text within what the receiver accepts.
-fn cut_reason(abort: &Abort) -> Abort {
-    let mut abort = abort.clone();
-    if let Failure::Aborted { reason, .. } = &mut abort.failure
-        && reason.len() > MAX_REASON_BYTES
-    {
-        reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
-        reason.push('…');
-    }
-    abort
-}
-
 fn number<T: PartialEq>(all: &[T], one: &T) -> u8 {
     all.iter().position(|other| other == one).expect("ALL lists every variant") as u8
 }
@@ -226,36 +172,10 @@ mod tests {
     #[test]
     fn a_header_of_another_group_or_of_garbage_is_an_error_and_no_panic() {
         assert!(Signature::decode(&SIGNATURE.encode(9), 8).unwrap_err().contains("group 00000009"));
-        for (at, value) in [(0, b'X'), (28, 5), (29, 200), (30, 77)] {
+        for (at, value) in [(0, b'X'), (28, 9), (29, 200), (30, 77)] {
             let mut header = SIGNATURE.encode(9);
             header[at] = value;
             assert!(Signature::decode(&header, 9).is_err(), "byte {at}");
         }
-    }
-
-    #[test]
-    fn a_control_frame_is_read_only_when_it_is_complete() {
-        let control = Control::Abort(Abort { failure: Failure::PeerLeft { rank: 3 }, completed: 9 });
-        let frame = control.encode();
-        for end in 0..frame.len() {
-            assert_eq!(Control::decode(&frame[..end]), Ok(None));
-        }
-        assert_eq!(Control::decode(&frame), Ok(Some(control)));
-    }
-
-    #[test]
-    fn a_control_frame_that_claims_too_much_is_refused_before_it_is_read() {
-        let mut frame = Control::Goodbye.encode();
-        frame[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
-        assert!(Control::decode(&frame).unwrap_err().contains("4294967295"));
-    }
-
-    #[test]
-    fn an_endless_reason_is_cut_to_what_the_receiver_accepts() {
-        let reason = "\u{1}ä".repeat(100_000);
-        let abort = Abort { failure: Failure::Aborted { rank: 0, reason }, completed: 0 };
-        let frame = Control::Abort(abort).encode();
-        assert!(frame.len() <= CONTROL_BYTES + MAX_CONTROL_PAYLOAD);
-        assert!(matches!(Control::decode(&frame), Ok(Some(Control::Abort(_)))));
     }
 }

@@ -1,42 +1,100 @@
 //! Moves bytes between ranks: what a collective does, below tensors, groups and order.
 
+mod buffer;
+pub(crate) mod control;
 mod dtype;
+mod engine;
 mod frame;
+mod kind;
+mod members;
+pub(crate) mod mesh;
+mod meshed;
 mod plan;
 mod reduce;
 mod single;
-pub(crate) mod tcp;
+mod tcp;
 
 use std::fmt;
 
+pub use buffer::Buffer;
 pub use dtype::{DType, ReduceOp};
 pub use frame::{OpKind, Signature};
+pub use kind::TransportKind;
+pub(crate) use mesh::Mesh;
+pub(crate) use meshed::connect;
 pub(crate) use single::Single;
 
 use crate::{deadline::Deadline, failure::Failure};
 
 /// One collective with its buffers. Lengths have been checked by the group.
 #[derive(Debug)]
-pub enum Collective<'a> {
+pub(crate) enum Collective<'a> {
     /// Reduce `buffer` over the ranks, in place, the same result on all.
-    #[allow(missing_docs)]
     AllReduce { buffer: &'a mut [u8], dtype: DType, op: ReduceOp },
     /// Copy the `buffer` of `root` to all.
-    #[allow(missing_docs)]
     Broadcast { buffer: &'a mut [u8], dtype: DType, root: usize },
     /// Collect every rank's `send` in `recv`, in rank order.
-    #[allow(missing_docs)]
     AllGather { send: &'a [u8], recv: &'a mut [u8], dtype: DType },
     /// Reduce `send` over the ranks and keep this rank's part of the result in `recv`.
-    #[allow(missing_docs)]
     ReduceScatter { send: &'a [u8], recv: &'a mut [u8], dtype: DType, op: ReduceOp },
+    /// Collect every rank's `send` in the `recv` of `root`, in rank order. The others have no `recv`.
+    Gather { send: &'a [u8], recv: Option<&'a mut [u8]>, dtype: DType, root: usize },
+    /// Give each rank its part of the `send` of `root`, in rank order. The others have no `send`.
+    Scatter { send: Option<&'a [u8]>, recv: &'a mut [u8], dtype: DType, root: usize },
+    /// Give part `i` of `send` to rank `i`, and collect what the ranks give this one, in rank order.
+    AllToAll { send: &'a [u8], recv: &'a mut [u8], dtype: DType },
+    /// Send to one rank and receive from one, at the same time; either may be missing. Other ranks take no part.
+    Exchange { send: Option<Outgoing<'a>>, receive: Option<Incoming<'a>>, dtype: DType },
     /// Wait until every rank has come here.
     Barrier,
 }
 
+/// A message to one rank.
+#[derive(Debug)]
+pub(crate) struct Outgoing<'a> {
+    /// What is sent.
+    pub(crate) buffer: &'a [u8],
+    /// To whom.
+    pub(crate) to: usize,
+    /// The place among the messages of this rank to that one, from 1.
+    pub(crate) number: u64,
+}
+
+/// A message from one rank.
+#[derive(Debug)]
+pub(crate) struct Incoming<'a> {
+    /// Where it goes; the sender's must be as long.
+    pub(crate) buffer: &'a mut [u8],
+    /// From whom.
+    pub(crate) from: usize,
+    /// The place among the messages of that rank to this one, from 1.
+    pub(crate) number: u64,
+}
+
+impl Outgoing<'_> {
+    /// What its receiver must expect.
+    pub(crate) fn signature(&self, dtype: DType, own: usize) -> Signature {
+        message(self.number, dtype, own, self.buffer.len())
+    }
+}
+
+impl Incoming<'_> {
+    /// What its sender must have sent.
+    pub(crate) fn signature(&self, dtype: DType) -> Signature {
+        message(self.number, dtype, self.from, self.buffer.len())
+    }
+}
+
+/// The signature of a message from the rank `from`.
+fn message(number: u64, dtype: DType, from: usize, bytes: usize) -> Signature {
+    let (kind, root, bytes) = (OpKind::Message, from as u32, bytes as u64);
+    Signature { sequence: number, kind, dtype, op: None, root, bytes }
+}
+
 impl Collective<'_> {
-    /// What is compared between ranks: everything but the contents.
-    pub fn signature(&self, sequence: u64) -> Signature {
+    /// What is compared between ranks: everything but the contents. Messages have one for each direction instead, see
+    /// [`Outgoing::signature`]; theirs here is for records only.
+    pub(crate) fn signature(&self, sequence: u64) -> Signature {
         let (kind, dtype, op, root, bytes) = match self {
             Self::AllReduce { buffer, dtype, op } => (OpKind::AllReduce, *dtype, Some(*op), 0, buffer.len()),
             Self::Broadcast { buffer, dtype, root } => (OpKind::Broadcast, *dtype, None, *root, buffer.len()),
@@ -44,30 +102,47 @@ impl Collective<'_> {
             Self::ReduceScatter { recv, dtype, op, .. } => {
                 (OpKind::ReduceScatter, *dtype, Some(*op), 0, recv.len())
             }
+            Self::Gather { send, dtype, root, .. } => (OpKind::Gather, *dtype, None, *root, send.len()),
+            Self::Scatter { recv, dtype, root, .. } => (OpKind::Scatter, *dtype, None, *root, recv.len()),
+            Self::AllToAll { send, dtype, .. } => (OpKind::AllToAll, *dtype, None, 0, send.len()),
+            Self::Exchange { send, receive, dtype } => {
+                let peer = send.as_ref().map(|m| m.to).or(receive.as_ref().map(|m| m.from));
+                let bytes = send.as_ref().map_or(0, |m| m.buffer.len())
+                    + receive.as_ref().map_or(0, |m| m.buffer.len());
+                (OpKind::Message, *dtype, None, peer.unwrap_or(0), bytes)
+            }
             Self::Barrier => (OpKind::Barrier, DType::U8, None, 0, 0),
         };
         Signature { sequence, kind, dtype, op, root: root as u32, bytes: bytes as u64 }
+    }
+
+    /// Whether all ranks of the group take part, so that it has a place in their common order.
+    pub(crate) fn is_common(&self) -> bool {
+        !matches!(self, Self::Exchange { .. })
     }
 }
 
 /// What accompanies a collective on its way to a transport.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
+pub(crate) struct Call {
     /// The place in the order of collectives of the group, the same on all ranks.
-    pub sequence: u64,
+    pub(crate) sequence: u64,
     /// When the call must have ended.
-    pub deadline: Deadline,
+    pub(crate) deadline: Deadline,
     /// Compare signatures on all ranks before any data moves. Without it a difference is still an error, but
     /// buffers may have been written by then.
-    pub check: bool,
+    pub(crate) check: bool,
+    /// Who waits for it.
+    pub(crate) patience: Patience,
 }
 
-/// Where the buffers of a transport live.
+/// Who waits for a collective, and so whether a core may be kept busy to end the wait a few microseconds earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MemoryKind {
-    /// Ordinary memory that the process can read and write.
-    Host,
+pub(crate) enum Patience {
+    /// The caller does nothing until the end: look often for a short time.
+    Waiting,
+    /// The caller computes meanwhile, on the core that looking would take from it: sleep at once.
+    Background,
 }
 
 /// A way to run collectives between the ranks of one group.
@@ -75,18 +150,12 @@ pub enum MemoryKind {
 /// The group calls [`execute`](Transport::execute) for one collective at a time, in the order of their sequence
 /// numbers, from whichever thread has the turn; [`abort`](Transport::abort) may come from any thread at any time.
 ///
-/// Buffers are host slices. This serves shared memory and MPI as it stands. A device transport such as NCCL is an
-/// addition to a host transport and not a replacement: model checks, gathers of bytes and barriers stay host traffic,
-/// and pointers of a device must never pose as `&mut [u8]`. Such a transport reports its own [`MemoryKind`] and
-/// takes its pointers and streams through a method of its own.
-pub trait Transport: Send + Sync + fmt::Debug {
+/// Buffers are host slices. A device transport such as NCCL is an addition to a host transport and not a replacement:
+/// model checks, gathers of bytes and barriers stay host traffic, and pointers of a device must never pose as
+/// `&mut [u8]`.
+pub(crate) trait Transport: Send + Sync + fmt::Debug {
     /// The name in messages and records: `single`, `tcp`, …
     fn name(&self) -> &'static str;
-
-    /// Where the buffers of [`execute`](Transport::execute) live.
-    fn memory(&self) -> MemoryKind {
-        MemoryKind::Host
-    }
 
     /// Runs one collective to its end, with this rank's part complete when it returns.
     ///
@@ -98,6 +167,16 @@ pub trait Transport: Send + Sync + fmt::Debug {
 
     /// Ends the group on all ranks with this cause, and wakes a call that waits on another thread.
     fn abort(&self, failure: Failure);
+
+    /// Memory that this transport moves without a copy, zeroed; ordinary memory where it makes no difference.
+    fn allocate(&self, len_bytes: usize) -> Buffer {
+        Buffer::on_heap(len_bytes)
+    }
+
+    /// The connections of the group, over which a sub-group finds its ranks; `None` for a group of one.
+    fn mesh(&self) -> Option<&Mesh> {
+        None
+    }
 
     /// Tells the others that this rank leaves on purpose. Called once, after the last collective; never blocks.
     fn close(&self);
@@ -111,6 +190,5 @@ mod tests {
     fn the_transport_trait_is_object_safe() {
         let transport: Box<dyn Transport> = Box::new(Single::default());
         assert_eq!(transport.name(), "single");
-        assert_eq!(transport.memory(), MemoryKind::Host);
     }
 }

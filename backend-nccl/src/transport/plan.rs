@@ -46,12 +46,30 @@ enum Shape {
     AllReduce,
     ReduceScatter,
     AllGather,
-    BroadcastDirect { root: usize },
-    Broadcast { root: usize },
+    BroadcastDirect {
+        root: usize,
+    },
+    Broadcast {
+        root: usize,
+    },
+    Gather {
+        root: usize,
+    },
+    Scatter {
+        root: usize,
+    },
+    AllToAll,
+    /// What this rank sends to and receives from one place each: place and bytes.
+    Exchange {
+        own: usize,
+        send: Option<(usize, usize)>,
+        receive: Option<(usize, usize)>,
+    },
 }
 
 impl Plan {
-    pub(crate) fn new(collective: &Collective<'_>, world_size: usize) -> Self {
+    /// The layout for `own` among `world_size`. Roots and peers are places.
+    pub(crate) fn new(collective: &Collective<'_>, own: usize, world_size: usize) -> Self {
         let (shape, bytes, element_bytes) = match collective {
             Collective::Barrier => (Shape::Barrier, 0, 1),
             Collective::AllReduce { buffer, dtype, .. } => {
@@ -69,6 +87,20 @@ impl Plan {
             Collective::ReduceScatter { recv, dtype, .. } => {
                 (Shape::ReduceScatter, recv.len(), dtype.size_bytes())
             }
+            Collective::Gather { send, dtype, root, .. } => {
+                (Shape::Gather { root: *root }, send.len(), dtype.size_bytes())
+            }
+            Collective::Scatter { recv, dtype, root, .. } => {
+                (Shape::Scatter { root: *root }, recv.len(), dtype.size_bytes())
+            }
+            Collective::AllToAll { send, dtype, .. } => {
+                (Shape::AllToAll, send.len() / world_size, dtype.size_bytes())
+            }
+            Collective::Exchange { send, receive, dtype } => {
+                let send = send.as_ref().map(|message| (message.to, message.buffer.len()));
+                let receive = receive.as_ref().map(|message| (message.from, message.buffer.len()));
+                (Shape::Exchange { own, send, receive }, 0, dtype.size_bytes())
+            }
         };
         Self { world_size, bytes, element_bytes, shape }
     }
@@ -84,6 +116,42 @@ impl Plan {
             Shape::Broadcast { root } if rank == root => 0..0,
             // The root holds everything already, so the others alone share the work.
             Shape::Broadcast { root } => self.segment(self.world_size - 1, rank - usize::from(rank > root)),
+            // Parts come from several ranks and are never one.
+            Shape::Gather { .. } | Shape::Scatter { .. } | Shape::AllToAll | Shape::Exchange { .. } => 0..0,
+        }
+    }
+
+    /// The bytes of the target buffer of `to` where what `from` sends in the scatter phase belongs, unless it is folded.
+    pub(crate) fn landing(&self, from: usize, to: usize) -> Range<usize> {
+        let part = |index: usize| index * self.bytes..(index + 1) * self.bytes;
+        match self.shape {
+            Shape::Gather { root } if to == root => part(from),
+            Shape::Scatter { root } if from == root => 0..self.bytes,
+            Shape::AllToAll => part(from),
+            Shape::Gather { .. } | Shape::Scatter { .. } => 0..0,
+            Shape::Exchange { .. } => 0..self.scatter(from, to).len(),
+            _ => self.own(to),
+        }
+    }
+
+    /// Whether `own` and `peer` have anything to say to each other.
+    pub(crate) fn involves(&self, peer: usize) -> bool {
+        match self.shape {
+            Shape::Exchange { send, receive, .. } => {
+                send.is_some_and(|(to, _)| to == peer) || receive.is_some_and(|(from, _)| from == peer)
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether a header goes from `from` to `to`: in a collective both ways, even where no data follows; with a message.
+    pub(crate) fn announces(&self, from: usize, to: usize) -> bool {
+        match self.shape {
+            Shape::Exchange { own, send, receive } => {
+                (from == own && send.is_some_and(|(peer, _)| peer == to))
+                    || (to == own && receive.is_some_and(|(peer, _)| peer == from))
+            }
+            _ => true,
         }
     }
 
@@ -92,7 +160,21 @@ impl Plan {
         match self.shape {
             Shape::Barrier | Shape::AllGather => 0..0,
             Shape::AllReduceDirect | Shape::AllReduce => self.own(to),
-            Shape::ReduceScatter => to * self.bytes..(to + 1) * self.bytes,
+            Shape::ReduceScatter | Shape::AllToAll => to * self.bytes..(to + 1) * self.bytes,
+            Shape::Gather { root } => 0..if to == root { self.bytes } else { 0 },
+            Shape::Scatter { root } if from == root => to * self.bytes..(to + 1) * self.bytes,
+            Shape::Scatter { .. } => 0..0,
+            Shape::Exchange { own, send, receive } => {
+                let bytes = |message: Option<(usize, usize)>, peer| match message {
+                    Some((place, bytes)) if place == peer => bytes,
+                    _ => 0,
+                };
+                0..if from == own { bytes(send, to) } else { 0 }.max(if to == own {
+                    bytes(receive, from)
+                } else {
+                    0
+                })
+            }
             Shape::BroadcastDirect { root } | Shape::Broadcast { root } => {
                 if from == root {
                     self.own(to)
@@ -109,6 +191,10 @@ impl Plan {
             Shape::Barrier
             | Shape::AllReduceDirect
             | Shape::ReduceScatter
+            | Shape::Gather { .. }
+            | Shape::Scatter { .. }
+            | Shape::AllToAll
+            | Shape::Exchange { .. }
             | Shape::BroadcastDirect { .. } => 0..0,
             Shape::AllReduce | Shape::AllGather => self.own(from),
             Shape::Broadcast { root } => {
@@ -235,8 +321,8 @@ mod tests {
         let (world_size, count) = (4, 3_000_001);
         let mut buffer = vec![0u8; count * 4];
         let collective = Collective::AllReduce { buffer: &mut buffer, dtype: DType::F32, op: ReduceOp::Sum };
-        let plan = Plan::new(&collective, world_size);
         for rank in 0..world_size {
+            let plan = Plan::new(&collective, rank, world_size);
             let sent: usize = (0..world_size)
                 .filter(|peer| *peer != rank)
                 .map(|peer| plan.scatter(rank, peer).len() + plan.gather(rank, peer).len())
@@ -251,7 +337,7 @@ mod tests {
     fn a_broadcast_leaves_its_root_once_and_reaches_every_other_rank_whole() {
         let mut buffer = vec![0u8; 1_000_000];
         let collective = Collective::Broadcast { buffer: &mut buffer, dtype: DType::U8, root: 1 };
-        let plan = Plan::new(&collective, 4);
+        let plan = Plan::new(&collective, 0, 4);
         let from_root: usize = [0, 2, 3].iter().map(|to| plan.scatter(1, *to).len()).sum();
         assert_eq!(from_root, 1_000_000);
         for to in [0, 2, 3] {

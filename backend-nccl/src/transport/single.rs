@@ -22,9 +22,12 @@ impl Transport for Single {
         }
         match collective {
             Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => {}
-            Collective::AllGather { send, recv, .. } | Collective::ReduceScatter { send, recv, .. } => {
-                recv.copy_from_slice(send);
-            }
+            Collective::AllGather { send, recv, .. }
+            | Collective::ReduceScatter { send, recv, .. }
+            | Collective::AllToAll { send, recv, .. } => recv.copy_from_slice(send),
+            Collective::Gather { send, recv, .. } => recv.unwrap_or_default().copy_from_slice(send),
+            Collective::Scatter { send, recv, .. } => recv.copy_from_slice(send.unwrap_or_default()),
+            Collective::Exchange { .. } => unreachable!("the group refuses messages to itself"),
         }
         Ok(())
     }

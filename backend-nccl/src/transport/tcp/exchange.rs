@@ -5,97 +5,118 @@
 
 use std::{
     io::{self, ErrorKind, IoSlice, Read, Write},
+    net::TcpStream,
     os::fd::AsFd,
+    time::Duration,
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
-    Link, Peer, Standing, Tcp,
+    Peer, Tcp,
     lane::{Buffers, Lane},
 };
 use crate::{
+    deadline::Deadline,
     failure::Failure,
     transport::{
         Call, Collective, DType, ReduceOp, Signature,
+        control::Control,
         frame::HEADER_BYTES,
+        members::Members,
         plan::{CHUNK_BYTES, Phase, Plan},
         reduce::fold,
     },
 };
 
+/// How long the reason may trail the end of a data connection: they are different connections, so order is not given.
+const REASON_GRACE: Duration = Duration::from_millis(250);
+/// How long data may trail the news that its sender is gone, for the same reason.
+const DATA_GRACE: Duration = Duration::from_secs(1);
+
+/// Who takes part, and over what.
+#[derive(Clone, Copy)]
+pub(super) struct Parties<'a> {
+    pub(super) tcp: &'a Tcp,
+    pub(super) control: &'a Control,
+    pub(super) among: &'a Members,
+}
+
 /// Runs one collective to its end.
-pub(super) fn run(
-    tcp: &Tcp,
-    peers: &mut [Peer],
+pub(super) fn run<'a>(
+    parties: Parties<'a>,
+    peers: &'a mut [Peer],
     call: Call,
-    collective: Collective<'_>,
+    collective: Collective<'a>,
 ) -> Result<(), Failure> {
-    for (peer, link) in peers.iter().zip(&tcp.links) {
-        if let Some(failure) = peer.failure(link, "its connection had ended before the call") {
-            return Err(failure);
-        }
-    }
-    Exchange::new(tcp, peers, call, collective).run()
+    Exchange::new(parties, peers, call, collective).run()
 }
 
 struct Exchange<'a> {
-    tcp: &'a Tcp,
+    parties: Parties<'a>,
     peers: &'a mut [Peer],
     call: Call,
-    signature: Signature,
+    /// What this rank must hear from the others.
+    expected: Signature,
     header: [u8; HEADER_BYTES],
     plan: Plan,
     reduction: Option<(DType, ReduceOp)>,
     buffers: Buffers<'a>,
     lanes: Vec<Lane>,
+    /// Whether all members run this together, so that its sequence number means the same to them.
+    is_common: bool,
     /// Headers that have not arrived.
     headers_due: usize,
     /// Bytes of this rank's own part that are final and may be sent on.
     ready: usize,
     /// Peers whose version of the chunk at `ready` has arrived.
     arrived: usize,
+    /// The changes of standing that have been looked at.
+    seen: u64,
+    /// The first peer that is gone, and until when its data may still come.
+    gone: Option<(Failure, Deadline)>,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(tcp: &'a Tcp, peers: &'a mut [Peer], call: Call, collective: Collective<'a>) -> Self {
-        let signature = collective.signature(call.sequence);
-        let plan = Plan::new(&collective, tcp.world_size);
-        let own = plan.own(tcp.rank);
-        let reduction = signature.op.map(|op| (signature.dtype, op));
+    fn new(parties: Parties<'a>, peers: &'a mut [Peer], call: Call, collective: Collective<'a>) -> Self {
+        let Parties { tcp, among, .. } = parties;
+        let place = among.own();
+        let plan = Plan::new(&collective, place, among.len());
+        let is_common = collective.is_common();
+        let (announced, expected) = signatures(&collective, call.sequence, among);
+        let own = plan.own(place);
+        let reduction = announced.op.map(|op| (announced.dtype, op));
         let mut ready = 0;
-        let buffers = match collective {
-            Collective::AllReduce { buffer, .. } | Collective::Broadcast { buffer, .. } => {
-                Buffers::InPlace(buffer)
-            }
-            Collective::AllGather { send, recv, .. } => {
-                recv[own.clone()].copy_from_slice(send);
-                ready = own.len();
-                Buffers::Apart { source: send, target: recv }
-            }
-            Collective::ReduceScatter { send, recv, .. } => Buffers::Apart { source: send, target: recv },
-            Collective::Barrier => Buffers::InPlace(&mut []),
-        };
+        if let Collective::AllGather { .. } = collective {
+            ready = own.len();
+        }
+        let buffers = Buffers::new(collective, place, among.len());
+        let lanes: Vec<Lane> = (0..among.len())
+            .filter(|peer| *peer != place && plan.involves(*peer))
+            .map(|peer| Lane::new(&plan, place, peer, tcp.link(among.rank(peer))))
+            .collect();
         if reduction.is_some() {
             let bytes = own.len().min(CHUNK_BYTES);
-            peers.iter_mut().for_each(|peer| grow(&mut peer.scratch, bytes));
+            lanes.iter().for_each(|lane| grow(&mut peers[lane.link].scratch, bytes));
         }
-        let lanes: Vec<Lane> = tcp.links.iter().map(|link| Lane::new(&plan, tcp.rank, link.rank)).collect();
-        let header = signature.encode(tcp.tag);
-        let headers_due = lanes.len();
+        let headers_due = lanes.iter().filter(|lane| lane.receiving.header < HEADER_BYTES).count();
         Self {
-            tcp,
+            parties,
             peers,
             call,
-            signature,
-            header,
+            expected,
+            header: announced.encode(tcp.tag),
             plan,
             reduction,
             buffers,
             lanes,
+            is_common,
             headers_due,
             ready,
             arrived: 0,
+            // One less than now: what has happened before the call is looked at in its first wait.
+            seen: parties.control.changes().wrapping_sub(1),
+            gone: None,
         }
     }
 
@@ -119,18 +140,18 @@ impl<'a> Exchange<'a> {
     fn payload(&self, lane: usize) -> &[u8] {
         let cursor = &self.lanes[lane].sending;
         let Some(piece) = &cursor.piece else { return &[] };
-        if self.call.check && self.headers_due > 0 {
+        if self.call.check && self.is_common && self.headers_due > 0 {
             return &[];
         }
         let start = piece.range.start + cursor.done;
-        let (rank, peer) = (self.tcp.rank, self.tcp.links[lane].rank);
+        let (own, peer) = (self.parties.among.own(), self.lanes[lane].place);
         match piece.phase {
             Phase::Scatter => {
-                let base = self.plan.scatter(rank, peer).start;
+                let base = self.plan.scatter(own, peer).start;
                 &self.buffers.source()[base + start..base + piece.range.end]
             }
             Phase::Gather => {
-                let base = self.plan.gather(rank, peer).start;
+                let base = self.plan.gather(own, peer).start;
                 let end = piece.range.end.min(self.ready).max(start);
                 &self.buffers.target()[base + start..base + end]
             }
@@ -149,7 +170,7 @@ impl<'a> Exchange<'a> {
         if offered == 0 {
             return Ok(false);
         }
-        let mut socket = &self.tcp.links[lane].data;
+        let mut socket = self.socket(lane);
         let result = if header.is_empty() {
             socket.write(payload)
         } else {
@@ -172,7 +193,7 @@ impl<'a> Exchange<'a> {
         if !self.lanes[lane].receiving.open {
             return Ok(false);
         }
-        let mut socket = &self.tcp.links[lane].data;
+        let mut socket = self.socket(lane);
         let reads_header = self.lanes[lane].receiving.header < HEADER_BYTES;
         let space = if reads_header {
             let lane = &mut self.lanes[lane];
@@ -206,17 +227,19 @@ impl<'a> Exchange<'a> {
     fn space(&mut self, lane: usize) -> Option<&mut [u8]> {
         let cursor = &self.lanes[lane].receiving;
         let piece = cursor.piece.as_ref()?;
-        let (rank, peer) = (self.tcp.rank, self.tcp.links[lane].rank);
+        let (own, peer) = (self.parties.among.own(), self.lanes[lane].place);
         let (start, end) = (piece.range.start + cursor.done, piece.range.end);
         match piece.phase {
-            Phase::Scatter if self.reduction.is_some() => (piece.range.start == self.ready)
-                .then(|| &mut self.peers[lane].scratch[cursor.done..piece.range.len()]),
+            Phase::Scatter if self.reduction.is_some() => (piece.range.start == self.ready).then(|| {
+                let link = self.lanes[lane].link;
+                &mut self.peers[link].scratch[cursor.done..piece.range.len()]
+            }),
             Phase::Scatter => {
-                let base = self.plan.own(rank).start;
+                let base = self.plan.landing(peer, own).start;
                 Some(&mut self.buffers.target_mut()[base + start..base + end])
             }
             Phase::Gather => {
-                let base = self.plan.gather(peer, rank).start;
+                let base = self.plan.gather(peer, own).start;
                 Some(&mut self.buffers.target_mut()[base + start..base + end])
             }
         }
@@ -239,31 +262,43 @@ impl<'a> Exchange<'a> {
         if self.arrived < self.lanes.len() {
             return;
         }
-        let rank = self.tcp.rank;
-        let own = self.plan.own(rank).start;
+        let place = self.parties.among.own();
+        let own = self.plan.own(place).start;
         let target = own + piece.range.start..own + piece.range.end;
         if let Buffers::Apart { source, target: buffer } = &mut self.buffers {
-            let base = self.plan.scatter(rank, rank).start;
+            let base = self.plan.scatter(place, place).start;
             let source = &source[base + piece.range.start..base + piece.range.end];
             buffer[target.clone()].copy_from_slice(source);
         }
-        let others: Vec<&[u8]> = self.peers.iter().map(|peer| &peer.scratch[..piece.range.len()]).collect();
-        fold(dtype, op, &mut self.buffers.target_mut()[target], rank, &others);
+        let versions = self.lanes.iter().map(|lane| &self.peers[lane.link].scratch[..piece.range.len()]);
+        let others: Vec<&[u8]> = versions.collect();
+        fold(dtype, op, &mut self.buffers.target_mut()[target], place, &others);
         self.arrived = 0;
         self.ready = piece.range.end;
     }
 
-    /// Compares a header that is complete with this rank's own.
+    /// Compares a header that is complete with what this rank expects.
     fn compare(&mut self, lane: usize) -> Result<(), Failure> {
-        let peer = self.tcp.links[lane].rank;
-        let theirs = Signature::decode(&self.lanes[lane].header, self.tcp.tag)
+        let peer = self.rank(lane);
+        let theirs = Signature::decode(&self.lanes[lane].header, self.parties.tcp.tag)
             .map_err(|detail| Failure::Protocol { rank: peer, detail })?;
-        self.peers[lane].last = Some(theirs);
+        self.peers[self.lanes[lane].link].last = Some(theirs);
         self.headers_due -= 1;
-        if theirs == self.signature {
+        if theirs == self.expected {
             return Ok(());
         }
-        Err(Failure::Mismatch { rank: self.tcp.rank, call: self.signature, peer, peer_call: theirs })
+        let rank = self.parties.control.rank();
+        Err(Failure::Mismatch { rank, call: self.expected, peer, peer_call: theirs })
+    }
+
+    /// The group's rank of the peer of a lane.
+    fn rank(&self, lane: usize) -> usize {
+        self.parties.tcp.links[self.lanes[lane].link].rank
+    }
+
+    fn socket(&self, lane: usize) -> &'a TcpStream {
+        let tcp: &'a Tcp = self.parties.tcp;
+        &tcp.links[self.lanes[lane].link].data
     }
 
     /// The bytes that moved, `None` if the socket is not open for more, or why the peer is gone.
@@ -276,53 +311,95 @@ impl<'a> Exchange<'a> {
         }
     }
 
+    /// Why the data connection of a lane has ended.
     fn ended(&mut self, lane: usize, detail: &str) -> Failure {
-        // A local abort ends the connections as well, and it knows the reason.
-        self.tcp.failure().unwrap_or_else(|| self.peers[lane].reason_of_end(&self.tcp.links[lane], detail))
+        let (control, rank) = (self.parties.control, self.rank(lane));
+        let grace = Deadline::after(REASON_GRACE);
+        loop {
+            // A local abort ends the connections as well, and it knows the reason.
+            if let Some(failure) = control.failure().or_else(|| control.obstacle(rank, u64::MAX)) {
+                return match failure {
+                    Failure::PeerLost { rank, .. } => Failure::PeerLost { rank, detail: detail.to_owned() },
+                    failure => failure,
+                };
+            }
+            if grace.expired() {
+                return Failure::PeerLost { rank, detail: detail.to_owned() };
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
-    /// Sleeps until a socket is ready, and reads the control connections that are.
+    /// Sleeps until a socket is ready or the standing of a peer changes.
     fn wait(&mut self) -> Result<(), Failure> {
+        self.look()?;
         if self.call.deadline.expired() {
             return Err(self.late());
         }
-        let links: &'a [Link] = &self.tcp.links;
-        let mut fds = Vec::with_capacity(2 * links.len());
-        let mut owners = Vec::with_capacity(2 * links.len());
-        for (lane, link) in links.iter().enumerate() {
-            if self.peers[lane].standing == Standing::Here {
-                fds.push(PollFd::new(link.control.as_fd(), PollFlags::POLLIN));
-                owners.push((lane, true));
-            }
+        let bell = &self.parties.tcp.bell;
+        let mut fds = vec![PollFd::new(bell.as_fd(), PollFlags::POLLIN)];
+        let mut owners = Vec::with_capacity(self.lanes.len());
+        for lane in 0..self.lanes.len() {
             let events = self.interest(lane);
             if !events.is_empty() {
-                fds.push(PollFd::new(link.data.as_fd(), events));
-                owners.push((lane, false));
+                fds.push(PollFd::new(self.socket(lane).as_fd(), events));
+                owners.push(lane);
             }
         }
-        let timeout =
-            PollTimeout::try_from(self.call.deadline.poll_milliseconds()).unwrap_or(PollTimeout::MAX);
-        match poll(&mut fds, timeout) {
+        let grace = self.gone.as_ref().map_or(i32::MAX, |(_, grace)| grace.poll_milliseconds());
+        let milliseconds = self.call.deadline.poll_milliseconds().min(grace);
+        match poll(&mut fds, PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(error) => {
-                let (rank, action) = (self.tcp.rank, "wait for its sockets".to_owned());
+                let (rank, action) = (self.parties.control.rank(), "wait for its sockets".to_owned());
                 return Err(Failure::System { rank, action, detail: error.to_string() });
             }
         }
-        for (fd, (lane, is_control)) in fds.iter().zip(owners) {
-            let events = fd.revents().unwrap_or(PollFlags::empty());
-            if is_control && !events.is_empty() {
-                self.peers[lane].read_control(&links[lane]);
-                if let Some(failure) = self.peers[lane].failure_before(self.call.sequence) {
-                    return Err(failure);
-                }
-            } else {
-                let ended = events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL);
-                self.lanes[lane].receiving.open |= ended || events.contains(PollFlags::POLLIN);
-                self.lanes[lane].sending.open |= ended || events.contains(PollFlags::POLLOUT);
-            }
+        let events: Vec<PollFlags> =
+            fds.iter().map(|fd| fd.revents().unwrap_or(PollFlags::empty())).collect();
+        if !events[0].is_empty() {
+            let _ = bell.read();
+        }
+        for (events, lane) in events[1..].iter().zip(owners) {
+            let ended = events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL);
+            self.lanes[lane].receiving.open |= ended || events.contains(PollFlags::POLLIN);
+            self.lanes[lane].sending.open |= ended || events.contains(PollFlags::POLLOUT);
         }
         Ok(())
+    }
+
+    /// Looks at what has become of the group and of the peers, where that has changed. Called when no more data was
+    /// there, so that what a peer has sent before its end is not lost.
+    fn look(&mut self) -> Result<(), Failure> {
+        let Parties { control, among, .. } = self.parties;
+        let changes = control.changes();
+        if changes != self.seen {
+            self.seen = changes;
+            if let Some(failure) = control.failure() {
+                return Err(failure);
+            }
+            let own = among.rank(among.own());
+            let obstacle = if self.is_common {
+                let mut others = among.ranks().iter().filter(|rank| **rank != own);
+                others.find_map(|rank| control.obstacle(*rank, self.call.sequence))
+            } else {
+                let unfinished = (0..self.lanes.len()).filter(|lane| !self.lanes[*lane].finished());
+                unfinished.map(|lane| self.rank(lane)).find_map(|rank| control.obstacle(rank, u64::MAX))
+            };
+            match obstacle {
+                Some(failure) if self.is_common && !matches!(failure, Failure::PeerLost { .. }) => {
+                    return Err(failure);
+                }
+                Some(failure) => {
+                    self.gone.get_or_insert((failure, Deadline::after(DATA_GRACE)));
+                }
+                None => {}
+            }
+        }
+        match &self.gone {
+            Some((failure, grace)) if grace.expired() => Err(failure.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// The events that would let this lane go on.
@@ -354,11 +431,21 @@ impl<'a> Exchange<'a> {
                 .collect();
         }
         Failure::Deadline {
-            missing: late.iter().map(|lane| self.tcp.links[*lane].rank).collect(),
-            last: late.iter().map(|lane| self.peers[*lane].last).collect(),
+            missing: late.iter().map(|lane| self.rank(*lane)).collect(),
+            last: late.iter().map(|lane| self.peers[self.lanes[*lane].link].last).collect(),
             limit: self.call.deadline.limit(),
         }
     }
+}
+
+/// What this rank announces and what it expects to hear.
+fn signatures(collective: &Collective<'_>, sequence: u64, among: &Members) -> (Signature, Signature) {
+    let common = collective.signature(sequence);
+    let Collective::Exchange { send, receive, dtype } = collective else { return (common, common) };
+    let own = among.own();
+    let announced = send.as_ref().map_or(common, |message| message.signature(*dtype, own));
+    let expected = receive.as_ref().map_or(common, |message| message.signature(*dtype));
+    (announced, expected)
 }
 
 fn grow(scratch: &mut Vec<u8>, bytes: usize) {

@@ -1,6 +1,7 @@
 //! The state of a collective under way: its buffers, and how far each direction of each connection is.
 
 use crate::transport::{
+    Collective,
     frame::HEADER_BYTES,
     plan::{Piece, Plan, Schedule},
 };
@@ -11,7 +12,46 @@ pub(super) enum Buffers<'a> {
     Apart { source: &'a [u8], target: &'a mut [u8] },
 }
 
-impl Buffers<'_> {
+impl<'a> Buffers<'a> {
+    /// The buffers of a collective for the member at `own` of `members`, with what stays on this rank copied.
+    pub(super) fn new(collective: Collective<'a>, own: usize, members: usize) -> Self {
+        match collective {
+            Collective::AllReduce { buffer, .. } | Collective::Broadcast { buffer, .. } => {
+                Self::InPlace(buffer)
+            }
+            Collective::AllGather { send, recv, .. } => {
+                recv[own * send.len()..][..send.len()].copy_from_slice(send);
+                Self::Apart { source: send, target: recv }
+            }
+            Collective::ReduceScatter { send, recv, .. } => Self::Apart { source: send, target: recv },
+            Collective::Gather { send, recv, .. } => {
+                let target = recv.unwrap_or_default();
+                if let Some(part) = target.get_mut(own * send.len()..(own + 1) * send.len()) {
+                    part.copy_from_slice(send);
+                }
+                Self::Apart { source: send, target }
+            }
+            Collective::Scatter { send, recv, .. } => {
+                let source = send.unwrap_or_default();
+                if let Some(part) = source.get(own * recv.len()..(own + 1) * recv.len()) {
+                    recv.copy_from_slice(part);
+                }
+                Self::Apart { source, target: recv }
+            }
+            Collective::AllToAll { send, recv, .. } => {
+                let part = send.len() / members;
+                let own = own * part..(own + 1) * part;
+                recv[own.clone()].copy_from_slice(&send[own]);
+                Self::Apart { source: send, target: recv }
+            }
+            Collective::Exchange { send, receive, .. } => Self::Apart {
+                source: send.map_or(&[], |message| message.buffer),
+                target: receive.map_or(&mut [], |message| message.buffer),
+            },
+            Collective::Barrier => Self::InPlace(&mut []),
+        }
+    }
+
     pub(super) fn source(&self) -> &[u8] {
         match self {
             Self::InPlace(buffer) => buffer,
@@ -48,9 +88,11 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    fn new(mut schedule: Schedule) -> Self {
+    /// `announced`: whether a header comes first; a direction without one has no pieces either.
+    fn new(mut schedule: Schedule, announced: bool) -> Self {
         let piece = schedule.next();
-        Self { schedule, piece, done: 0, moved: 0, header: 0, open: true }
+        let header = if announced { 0 } else { HEADER_BYTES };
+        Self { schedule, piece, done: 0, moved: 0, header, open: true }
     }
 
     /// Counts bytes of the current piece; returns the piece when that completes it.
@@ -69,18 +111,24 @@ impl Cursor {
     }
 }
 
-/// Both directions of one connection.
+/// Both directions of the connection to one peer.
 pub(super) struct Lane {
+    /// The peer's place in the call.
+    pub(super) place: usize,
+    /// The index of its connection.
+    pub(super) link: usize,
     pub(super) sending: Cursor,
     pub(super) receiving: Cursor,
     pub(super) header: [u8; HEADER_BYTES],
 }
 
 impl Lane {
-    pub(super) fn new(plan: &Plan, rank: usize, peer: usize) -> Self {
+    pub(super) fn new(plan: &Plan, own: usize, place: usize, link: usize) -> Self {
         Self {
-            sending: Cursor::new(plan.schedule(rank, peer)),
-            receiving: Cursor::new(plan.schedule(peer, rank)),
+            place,
+            link,
+            sending: Cursor::new(plan.schedule(own, place), plan.announces(own, place)),
+            receiving: Cursor::new(plan.schedule(place, own), plan.announces(place, own)),
             header: [0; HEADER_BYTES],
         }
     }

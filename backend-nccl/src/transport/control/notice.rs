@@ -1,0 +1,161 @@
+//! The frames of control connections.
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// Bytes before the payload.
+pub(super) const HEAD_BYTES: usize = 12;
+/// The longest payload that is accepted; a longer reason is cut before it is sent.
+pub(super) const MAX_PAYLOAD: usize = 64 * 1024;
+/// The longest value of a post.
+pub(crate) const MAX_POST_BYTES: usize = 32 * 1024;
+/// The most bytes of a reason that travel, so that the frame fits even when each is escaped sixfold.
+const MAX_REASON_BYTES: usize = 8 * 1024;
+
+const MAGIC: [u8; 4] = *b"BNx2";
+
+/// What one rank tells another beside the data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// The rank leaves on purpose, after this collective.
+    Goodbye { completed: u64 },
+    /// The group has ended.
+    Abort(Abort),
+    /// A value under a label, for [`Control::gather`](super::Control::gather).
+    Post { label: String, value: Vec<u8> },
+}
+
+/// The end of a group as one rank tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Abort {
+    pub(super) failure: Failure,
+    /// The last collective that the sender had finished. A rank that is still in it, or before it, has all it needs
+    /// to finish too, and reports the failure in the call where it belongs.
+    pub(super) completed: u64,
+}
+
+impl Notice {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, payload) = match self {
+            Self::Goodbye { completed } => (1, completed.to_le_bytes().to_vec()),
+            Self::Abort(abort) => {
+                (2, serde_json::to_vec(&cut_reason(abort)).expect("a failure is plain data"))
+            }
+            Self::Post { label, value } => {
+                (3, [&(label.len() as u32).to_le_bytes(), label.as_bytes(), value].concat())
+            }
+        };
+        let mut frame = Vec::with_capacity(HEAD_BYTES + payload.len());
+        frame.extend_from_slice(&MAGIC);
+        frame.extend_from_slice(&[kind, 0, 0, 0]);
+        frame.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        frame.extend_from_slice(&payload);
+        frame
+    }
+
+    /// Takes the frame at the start of `bytes` off them; `None` until all of it is there.
+    pub(super) fn take(bytes: &mut Vec<u8>) -> Result<Option<Self>, String> {
+        let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
+        if head[0..4] != MAGIC {
+            return Err(format!("no control frame where one was due: {:02x?}", &head[0..4]));
+        }
+        let (kind, length) = (head[4], u32_at(head, 8) as usize);
+        if length > MAX_PAYLOAD {
+            return Err(format!("a control frame of {length} bytes, the limit is {MAX_PAYLOAD}"));
+        }
+        let Some(payload) = bytes.get(HEAD_BYTES..HEAD_BYTES + length) else { return Ok(None) };
+        let notice = Self::decode(kind, payload)?;
+        bytes.drain(..HEAD_BYTES + length);
+        Ok(Some(notice))
+    }
+
+    fn decode(kind: u8, payload: &[u8]) -> Result<Self, String> {
+        match kind {
+            1 => {
+                let completed = payload.try_into().map_err(|_| "a goodbye of the wrong size".to_owned())?;
+                Ok(Self::Goodbye { completed: u64::from_le_bytes(completed) })
+            }
+            2 => serde_json::from_slice(payload).map(Self::Abort).map_err(|error| error.to_string()),
+            3 => {
+                let bad = || "a post without a label".to_owned();
+                let length = u32::from_le_bytes(*payload.first_chunk().ok_or_else(bad)?) as usize;
+                let (label, value) = payload[4..].split_at_checked(length).ok_or_else(bad)?;
+                let label = String::from_utf8(label.to_vec()).map_err(|_| bad())?;
+                Ok(Self::Post { label, value: value.to_vec() })
+            }
+            kind => Err(format!("unknown control frame {kind}")),
+        }
+    }
+}
+
+/// Keeps free text within what the receiver accepts.
+fn cut_reason(abort: &Abort) -> Abort {
+    let mut abort = abort.clone();
+    if let Failure::Aborted { reason, .. } = &mut abort.failure
+        && reason.len() > MAX_REASON_BYTES
+    {
+        reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+        reason.push('…');
+    }
+    abort
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notices() -> [Notice; 3] {
+        [
+            Notice::Goodbye { completed: 1 << 40 },
+            Notice::Abort(Abort { failure: Failure::PeerLeft { rank: 3 }, completed: 9 }),
+            Notice::Post { label: "segment".into(), value: vec![1, 2, 3] },
+        ]
+    }
+
+    #[test]
+    fn frames_are_taken_one_by_one_and_only_when_they_are_complete() {
+        let mut sent: Vec<u8> = notices().iter().flat_map(Notice::encode).collect();
+        for notice in notices() {
+            let length = notice.encode().len();
+            for end in 0..length {
+                assert_eq!(Notice::take(&mut sent[..end].to_vec()), Ok(None));
+            }
+            assert_eq!(Notice::take(&mut sent), Ok(Some(notice)));
+        }
+        assert!(sent.is_empty());
+    }
+
+    #[test]
+    fn a_frame_that_claims_too_much_is_refused_before_it_is_read() {
+        let mut frame = notices()[0].encode();
+        frame[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(Notice::take(&mut frame).unwrap_err().contains("4294967295"));
+    }
+
+    #[test]
+    fn a_payload_of_garbage_is_an_error_and_no_panic() {
+        for kind in 0..=5 {
+            for length in [0, 1, 3, 4, 7, 9] {
+                let mut frame = Vec::from(MAGIC);
+                frame.extend_from_slice(&[kind, 0, 0, 0]);
+                frame.extend_from_slice(&(length as u32).to_le_bytes());
+                frame.extend(std::iter::repeat_n(0xee, length));
+                assert!(Notice::take(&mut frame).is_err(), "kind {kind}, {length} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn an_endless_reason_is_cut_to_what_the_receiver_accepts() {
+        let reason = "\u{1}ä".repeat(100_000);
+        let abort = Abort { failure: Failure::Aborted { rank: 0, reason }, completed: 0 };
+        let mut frame = Notice::Abort(abort).encode();
+        assert!(frame.len() <= HEAD_BYTES + MAX_PAYLOAD);
+        assert!(matches!(Notice::take(&mut frame), Ok(Some(Notice::Abort(_)))));
+    }
+}

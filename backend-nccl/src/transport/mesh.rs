@@ -1,0 +1,175 @@
+//! How the ranks of a group reach each other: each calls the lower ranks and is called by the higher ones.
+
+use std::{
+    net::{IpAddr, TcpListener, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    Error, Result,
+    deadline::Deadline,
+    rendezvous::{Admission, Hello, Identity, Refusal, Rendezvous, Role, address_key, call, listen},
+};
+
+/// How long one look at the listener may take before the deadline is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Where the ranks of a group are.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    pub(crate) identity: Identity,
+    /// The rendezvous, for messages.
+    address: String,
+    /// The interface that this rank listens on.
+    interface: IpAddr,
+    /// How this rank reaches the host of each rank.
+    hosts: Vec<String>,
+}
+
+/// The time in which the ranks of a mesh make connections.
+#[derive(Debug)]
+pub(crate) struct Connecting {
+    identity: Identity,
+    address: String,
+    /// Host and port of each rank.
+    places: Vec<(String, u16)>,
+    admission: Admission,
+    /// Callers that came for another purpose than the one that is being connected.
+    early: Vec<(TcpStream, Hello)>,
+    /// Who has called for what: no rank calls twice for the same.
+    called: Vec<(usize, Role)>,
+}
+
+impl Mesh {
+    /// Finds the ranks of a job through its rendezvous.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::MissingRanks`] when not all have come by the deadline; what the store answers.
+    pub(crate) fn of_job(rendezvous: &Rendezvous, deadline: Deadline) -> Result<(Self, Connecting)> {
+        let identity = rendezvous.identity;
+        let (listener, published) = rendezvous.listen()?;
+        rendezvous.store.set(&address_key(identity.rank), published.as_bytes(), deadline)?;
+        rendezvous.wait_for_all(deadline)?;
+        let places = (0..identity.world_size)
+            .map(|rank| rendezvous.locate(rank, &rendezvous.store.get(&address_key(rank), deadline)?))
+            .collect::<Result<Vec<_>>>()?;
+        let mesh = Self {
+            identity,
+            address: rendezvous.address.clone(),
+            interface: port_of(&listener, &rendezvous.address)?.0,
+            hosts: places.iter().map(|(host, _)| host.clone()).collect(),
+        };
+        let connecting = mesh.connecting(places, listener);
+        Ok((mesh, connecting))
+    }
+
+    /// Listens for the ranks of a part of this group, and says on which port.
+    pub(crate) fn listen(&self) -> Result<(TcpListener, u16)> {
+        let listener = listen(self.interface, 0)?;
+        let port = port_of(&listener, &self.address)?.1;
+        Ok((listener, port))
+    }
+
+    /// The mesh of a part of this group: of `members`, given as rank of this group and the port it listens on, in the
+    /// order of their new ranks. `label` tells it from every other part.
+    pub(crate) fn part(
+        &self,
+        label: &str,
+        members: &[(usize, u16)],
+        listener: TcpListener,
+    ) -> Option<(Self, Connecting)> {
+        let rank = members.iter().position(|(rank, _)| *rank == self.identity.rank)?;
+        let places: Vec<(String, u16)> =
+            members.iter().map(|(rank, port)| (self.hosts[*rank].clone(), *port)).collect();
+        let mesh = Self {
+            identity: self.identity.part(label, rank, members.len()),
+            address: self.address.clone(),
+            interface: self.interface,
+            hosts: places.iter().map(|(host, _)| host.clone()).collect(),
+        };
+        let connecting = mesh.connecting(places, listener);
+        Some((mesh, connecting))
+    }
+
+    fn connecting(&self, places: Vec<(String, u16)>, listener: TcpListener) -> Connecting {
+        Connecting {
+            identity: self.identity,
+            address: self.address.clone(),
+            places,
+            admission: Admission::new(listener, self.identity),
+            early: Vec::new(),
+            called: Vec::new(),
+        }
+    }
+}
+
+impl Connecting {
+    /// Makes a connection for `role` to each of `peers`, all of which do the same, and returns them in rank order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`], [`Error::Refused`] or [`Error::MissingRanks`] by the deadline.
+    pub(crate) fn connect(
+        &mut self,
+        role: Role,
+        peers: &[usize],
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, TcpStream)>> {
+        let own = self.identity.rank;
+        let mut connections: Vec<(usize, TcpStream)> = Vec::with_capacity(peers.len());
+        for &peer in peers.iter().filter(|peer| **peer < own) {
+            let (host, port) = &self.places[peer];
+            let hello = Hello::new(self.identity, role);
+            let stream = call((host, *port), &format!("rank {peer}"), &hello, deadline)?;
+            connections.push((peer, stream));
+        }
+        loop {
+            let mut at = 0;
+            while at < self.early.len() {
+                let hello = self.early[at].1;
+                if hello.role == role && peers.contains(&hello.identity.rank) {
+                    connections.push((hello.identity.rank, self.early.remove(at).0));
+                } else {
+                    at += 1;
+                }
+            }
+            let is_missing = |peer: &&usize| !connections.iter().any(|(rank, _)| rank == *peer);
+            let missing: Vec<usize> = peers.iter().filter(is_missing).copied().collect();
+            if missing.is_empty() {
+                break;
+            }
+            if deadline.expired() {
+                let (world_size, address) = (self.places.len(), self.address.clone());
+                return Err(Error::MissingRanks { missing, world_size, address, waited: deadline.elapsed() });
+            }
+            self.admit(deadline.remaining_at_most(TICK));
+        }
+        connections.sort_by_key(|(rank, _)| *rank);
+        Ok(connections)
+    }
+
+    fn admit(&mut self, wait: Duration) {
+        let (own, called) = (self.identity.rank, &self.called);
+        let admitted = self.admission.admit(wait, |hello| {
+            let caller = (hello.identity.rank, hello.role);
+            if hello.role == Role::Store {
+                Err(Refusal::Stranger)
+            } else if caller.0 <= own || called.contains(&caller) {
+                Err(Refusal::DuplicateRank)
+            } else {
+                Ok(())
+            }
+        });
+        self.called.extend(admitted.iter().map(|(_, hello)| (hello.identity.rank, hello.role)));
+        self.early.extend(admitted);
+    }
+}
+
+fn port_of(listener: &TcpListener, address: &str) -> Result<(IpAddr, u16)> {
+    let local = listener.local_addr();
+    let local =
+        local.map_err(|source| Error::Listen { address: address.to_owned(), source: Arc::new(source) })?;
+    Ok((local.ip(), local.port()))
+}

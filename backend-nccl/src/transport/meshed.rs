@@ -1,0 +1,104 @@
+//! The transport of a group of several ranks: control connections, and an engine that moves the data.
+
+use super::{
+    Buffer, Call, Collective, Mesh, Patience, Transport, TransportKind, control::Control, engine::Engine,
+    members::Members, mesh::Connecting, tcp::Tcp,
+};
+use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
+
+/// The transport of a group whose ranks have found each other.
+#[derive(Debug)]
+pub(crate) struct Meshed {
+    mesh: Mesh,
+    all: Members,
+    control: Control,
+    engine: Box<dyn Engine>,
+}
+
+/// Connects the ranks of a mesh: control first, then the engine that suits them all, then a first barrier.
+///
+/// # Errors
+///
+/// A rank that cannot be reached or fails meanwhile, by the deadline.
+pub(crate) fn connect(
+    mesh: Mesh,
+    mut connecting: Connecting,
+    kind: TransportKind,
+    deadline: Deadline,
+) -> Result<Meshed> {
+    let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
+    let all = Members::all(rank, world_size);
+    let others: Vec<usize> = (0..world_size).filter(|peer| *peer != rank).collect();
+    let failed = |failure| Error::SetUp { rank, world_size, failure };
+    let connections = connecting.connect(Role::Control, &others, deadline)?;
+    let control = Control::start(rank, world_size, connections).map_err(failed)?;
+    let engine = choose(&mesh, &control, &mut connecting, kind, &others, deadline)?;
+    let meshed = Meshed { mesh, all, control, engine };
+    // Rank 0 may close the rendezvous only when no rank needs it any more.
+    let call = Call { sequence: 0, deadline, check: false, patience: Patience::Waiting };
+    meshed.execute(call, Collective::Barrier).map_err(failed)?;
+    Ok(meshed)
+}
+
+/// The engine that suits all ranks.
+fn choose(
+    mesh: &Mesh,
+    control: &Control,
+    connecting: &mut Connecting,
+    kind: TransportKind,
+    others: &[usize],
+    deadline: Deadline,
+) -> Result<Box<dyn Engine>> {
+    let _ = kind;
+    let connections = connecting.connect(Role::Data, others, deadline)?;
+    let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
+    let tcp = Tcp::new(mesh.identity.tag(), connections, control).map_err(|failure| Error::SetUp {
+        rank,
+        world_size,
+        failure,
+    })?;
+    Ok(Box::new(tcp))
+}
+
+impl Meshed {
+    fn fail(&self, failure: Failure) -> Failure {
+        let first = self.control.fail(failure);
+        // Only now: the end of its data makes a peer look for the reason.
+        self.engine.shutdown();
+        first
+    }
+}
+
+impl Transport for Meshed {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn execute(&self, call: Call, collective: Collective<'_>) -> Result<(), Failure> {
+        if let Some(failure) = self.control.failure() {
+            return Err(failure);
+        }
+        let is_common = collective.is_common();
+        self.engine.run(&self.control, &self.all, call, collective).map_err(|failure| self.fail(failure))?;
+        if is_common {
+            self.control.complete(call.sequence);
+        }
+        Ok(())
+    }
+
+    fn abort(&self, failure: Failure) {
+        self.fail(failure);
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Buffer {
+        self.engine.allocate(len_bytes).unwrap_or_else(|| Buffer::on_heap(len_bytes))
+    }
+
+    fn mesh(&self) -> Option<&Mesh> {
+        Some(&self.mesh)
+    }
+
+    fn close(&self) {
+        self.control.goodbye();
+    }
+}
