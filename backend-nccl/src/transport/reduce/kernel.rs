@@ -7,12 +7,12 @@ use std::{ptr, sync::OnceLock};
 
 use half::f16;
 
+#[cfg(target_arch = "x86_64")]
+use super::x86;
 use super::{
     super::{DType, ReduceOp},
     element::{Add, Brain, Combine, Element, Finish, Greatest, Half, Least, Multiply, Wide},
 };
-#[cfg(target_arch = "x86_64")]
-use super::x86;
 
 /// The loop at one level of instructions.
 type Run = unsafe fn(DType, ReduceOp, &[*const u8], &[*mut u8], usize);

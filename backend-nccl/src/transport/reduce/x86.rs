@@ -1,9 +1,9 @@
 //! The kernels for AVX-512 and AVX2, and what they need of f16.
 
 use std::arch::x86_64::{
-    _MM_FROUND_TO_NEAREST_INT, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256,
-    _mm256_storeu_ps, _mm256_storeu_si256, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps,
-    _mm512_storeu_ps, _mm_loadu_si128, _mm_storeu_si128,
+    _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256, _mm512_cvtph_ps,
+    _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_storeu_ps,
 };
 
 use super::{

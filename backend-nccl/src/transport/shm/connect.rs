@@ -2,7 +2,11 @@
 
 use std::sync::{Arc, Mutex, atomic::AtomicBool, atomic::Ordering};
 
-use nix::{sched::{CpuSet, sched_getaffinity}, sys::sysinfo, unistd::Pid};
+use nix::{
+    sched::{CpuSet, sched_getaffinity},
+    sys::sysinfo,
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,11 +16,7 @@ use super::{
     mapping::Mapping,
     wake,
 };
-use crate::{
-    deadline::Deadline,
-    failure::Failure,
-    transport::control::Control,
-};
+use crate::{deadline::Deadline, failure::Failure, transport::control::Control};
 
 /// The address range of all segments of a group together, as far as the machine's memory does not bound it: an eighth
 /// of what a process has.
@@ -140,9 +140,8 @@ fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
 impl Shm {
     fn new(rank: usize, members: Vec<usize>, layout: Layout, segments: Vec<Arc<Mapping>>) -> Self {
         let own = members.binary_search(&rank).expect("a rank is a member of its own host");
-        let cores = sched_getaffinity(Pid::from_raw(0)).map_or(1, |set| {
-            (0..CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false)).count()
-        });
+        let cores = sched_getaffinity(Pid::from_raw(0))
+            .map_or(1, |set| (0..CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false)).count());
         let state = State {
             peers: vec![Peer::default(); members.len()],
             rounds: 0,

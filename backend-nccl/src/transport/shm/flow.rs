@@ -65,7 +65,11 @@ pub(super) fn run(
         // SAFETY: the caller's buffer, which nobody else touches before this rank has announced it.
         let source = unsafe { std::slice::from_raw_parts(buffers.source, buffers.source_len) };
         let reads_itself_only = others.is_empty();
-        if reads_itself_only { Location::Nowhere } else { shm.locate(state, &wait, source, shape.needs_copy())? }
+        if reads_itself_only {
+            Location::Nowhere
+        } else {
+            shm.locate(state, &wait, source, shape.needs_copy())?
+        }
     };
     let own = Post { signature, location, base: state.rounds };
     announce(shm, state, &others, tag, own);
@@ -138,9 +142,8 @@ fn finish(
             }));
             Ok(())
         }
-        Location::Resident { .. } | Location::Staged => wait.for_all(others, |member| {
-            Ok(shm.told(member, Counter::Finished) >= state.peers[member].posted)
-        }),
+        Location::Resident { .. } | Location::Staged => wait
+            .for_all(others, |member| Ok(shm.told(member, Counter::Finished) >= state.peers[member].posted)),
     }
 }
 

@@ -133,7 +133,8 @@ mod tests {
     fn no_place_overlaps_another_and_lines_have_one_writer() {
         for members in [1, 2, 3, 8, 64] {
             let layout = Layout::new(members);
-            let mut places = vec![(0, 8 + 8 * TOKEN_WORDS), (ASLEEP, 4), (Layout::progress(Progress::Staged), 24)];
+            let mut places =
+                vec![(0, 8 + 8 * TOKEN_WORDS), (ASLEEP, 4), (Layout::progress(Progress::Staged), 24)];
             for member in 0..members {
                 places.extend((0..POSTS).map(|count| (layout.post(member, count), POST_BYTES)));
                 places.extend((0..MESSAGES).map(|count| (layout.message(member, count), POST_BYTES)));
@@ -142,7 +143,8 @@ mod tests {
             }
             places.extend((0..INLINE_SLOTS).map(|slot| (layout.inline(slot), INLINE_BYTES)));
             for round in 0..ROUNDS {
-                let parts = (0..members).map(|part| (layout.staging(round, part, members), part_bytes(members)));
+                let parts =
+                    (0..members).map(|part| (layout.staging(round, part, members), part_bytes(members)));
                 places.extend(parts);
             }
             places.push((layout.arena(), 1));

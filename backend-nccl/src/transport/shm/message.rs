@@ -66,7 +66,8 @@ pub(super) fn run(
                     _ => None,
                 };
                 let waits_for = usize::from(!sent) + usize::from(!received);
-                let behind: Vec<usize> = blocked.map(|sending| sending.to).into_iter().chain(starved).collect();
+                let behind: Vec<usize> =
+                    blocked.map(|sending| sending.to).into_iter().chain(starved).collect();
                 Ok((behind.len() == waits_for).then_some(behind))
             })?;
         }

@@ -130,7 +130,11 @@ impl Shm {
     /// The members in places `among`, by place.
     fn indices(&self, among: &Members) -> Vec<usize> {
         let find = |rank: &usize| self.members.binary_search(rank);
-        among.ranks().iter().map(|rank| find(rank).expect("every rank of a call has a segment here")).collect()
+        among
+            .ranks()
+            .iter()
+            .map(|rank| find(rank).expect("every rank of a call has a segment here"))
+            .collect()
     }
 
     /// Where a source of this rank is, or how it gets to where others can read it.

@@ -112,7 +112,12 @@ impl Found {
     }
 
     /// The whole announcement, once its signature is the expected one: its source has `bytes` bytes in `segment`.
-    pub(super) fn accept(&self, signature: Signature, bytes: usize, segment: &Mapping) -> Result<Post, String> {
+    pub(super) fn accept(
+        &self,
+        signature: Signature,
+        bytes: usize,
+        segment: &Mapping,
+    ) -> Result<Post, String> {
         let location = Location::decode(self.location, bytes, segment)?;
         Ok(Post { signature, location, base: self.base })
     }
@@ -141,11 +146,16 @@ mod tests {
     #[test]
     fn an_announcement_is_found_once_it_is_written_and_reads_the_same() {
         let segment = segment();
-        let signature =
-            Signature { sequence: 9, kind: OpKind::AllGather, dtype: DType::I64, op: None, root: 0, bytes: 64 };
+        let signature = Signature {
+            sequence: 9,
+            kind: OpKind::AllGather,
+            dtype: DType::I64,
+            op: None,
+            root: 0,
+            bytes: 64,
+        };
         assert!(Found::at(&segment, 128, 3).unwrap().is_none());
-        for location in
-            [Location::Inline { slot: 2 }, Location::Resident { offset: 4096 }, Location::Staged]
+        for location in [Location::Inline { slot: 2 }, Location::Resident { offset: 4096 }, Location::Staged]
         {
             Post { signature, location, base: 5 }.write(&segment, 128, 3, 77);
             let found = Found::at(&segment, 128, 3).unwrap().unwrap();

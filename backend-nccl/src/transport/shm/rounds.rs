@@ -114,11 +114,8 @@ impl<'a> Rounds<'a> {
 
     /// The members that all steps wait for, those furthest behind if they are to be named; `None` if a step can go on.
     fn blocked(&self, done: Done, name_them: bool) -> Option<Vec<usize>> {
-        let steps = [
-            (Progress::Staged, done.staged),
-            (Progress::Folded, done.folded),
-            (Progress::Taken, done.taken),
-        ];
+        let steps =
+            [(Progress::Staged, done.staged), (Progress::Folded, done.folded), (Progress::Taken, done.taken)];
         let open = || steps.into_iter().filter(|(_, round)| *round < self.count);
         if open().any(|(step, round)| self.all_ready(step, round)) {
             return None;

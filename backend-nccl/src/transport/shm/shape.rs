@@ -36,9 +36,15 @@ enum Kind {
     AllReduce,
     ReduceScatter,
     AllGather,
-    Broadcast { root: usize },
-    Gather { root: usize },
-    Scatter { root: usize },
+    Broadcast {
+        root: usize,
+    },
+    Gather {
+        root: usize,
+    },
+    Scatter {
+        root: usize,
+    },
     AllToAll,
 }
 
@@ -116,13 +122,22 @@ impl Shape {
 
     /// Bytes of the source of `from` that anybody reads.
     pub(super) fn source_bytes(&self, from: usize) -> usize {
-        (0..self.ranks).map(|to| self.piece(from, to)).filter(|p| !p.is_empty()).map(|p| p.end).max().unwrap_or(0)
+        (0..self.ranks)
+            .map(|to| self.piece(from, to))
+            .filter(|p| !p.is_empty())
+            .map(|p| p.end)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Bytes of the longest piece.
     pub(super) fn longest(&self) -> usize {
         let ranks = 0..self.ranks;
-        ranks.clone().flat_map(|from| ranks.clone().map(move |to| self.piece(from, to).len())).max().unwrap_or(0)
+        ranks
+            .clone()
+            .flat_map(|from| ranks.clone().map(move |to| self.piece(from, to).len()))
+            .max()
+            .unwrap_or(0)
     }
 
     fn share(&self, part: usize) -> Range<usize> {

@@ -203,7 +203,11 @@ fn every_collective(rank: &mut Rank, among: &Members, dtype: DType, count: usize
 
     let mut buffer = rank.buffer(&own_values, in_segment);
     rank.try_among(among, Collective::Broadcast { buffer: &mut buffer, dtype, root }).unwrap();
-    assert_eq!(*buffer, *values(dtype, count, |index| value(ranks[root], index)), "broadcast {dtype} {count}");
+    assert_eq!(
+        *buffer,
+        *values(dtype, count, |index| value(ranks[root], index)),
+        "broadcast {dtype} {count}"
+    );
 
     rank.try_among(among, Collective::Barrier).unwrap();
 }
@@ -267,8 +271,7 @@ fn thousands_of_mixed_collectives_among_changing_ranks_stay_right() {
         on_each(group(world_size), |rank| {
             let mut lottery = Lottery(world_size as u64);
             for _ in 0..repeats {
-                let chosen: Vec<usize> =
-                    (0..world_size).filter(|_| lottery.below(4) > 0).collect();
+                let chosen: Vec<usize> = (0..world_size).filter(|_| lottery.below(4) > 0).collect();
                 let size = [10, 3000, 20_000, 100_000][lottery.below(4)];
                 let (count, in_segment) = (lottery.below(size), lottery.below(2) + lottery.below(3));
                 let dtype = DType::ALL[lottery.below(DType::ALL.len())];
@@ -313,11 +316,13 @@ fn messages_go_round_a_ring_and_between_pairs_at_every_size() {
                 let mut buffer = values(DType::U8, 100, |index| index + extra as usize);
                 if own == 0 {
                     let send = Some(Outgoing { buffer: &buffer, to: 1, number });
-                    rank.try_among(&all, Collective::Exchange { send, receive: None, dtype: DType::U8 }).unwrap();
+                    rank.try_among(&all, Collective::Exchange { send, receive: None, dtype: DType::U8 })
+                        .unwrap();
                 } else if own == 1 {
                     let expected = std::mem::replace(&mut buffer, vec![0; 100]);
                     let receive = Some(Incoming { buffer: &mut buffer, from: 0, number });
-                    rank.try_among(&all, Collective::Exchange { send: None, receive, dtype: DType::U8 }).unwrap();
+                    rank.try_among(&all, Collective::Exchange { send: None, receive, dtype: DType::U8 })
+                        .unwrap();
                     assert_eq!(buffer, expected);
                 }
             }
@@ -424,12 +429,9 @@ fn garbage_in_a_peers_lines_is_a_protocol_failure() {
         &|segment| segment.word(layout.post(0, 1) + 56).store(77, Ordering::Release),
         &|segment| segment.word(layout.post(0, 1) + 56).store(1, Ordering::Release),
         &|segment| {
-            let signature = Collective::AllReduce {
-                buffer: &mut vec![0; 1 << 20],
-                dtype: DType::U8,
-                op: ReduceOp::Sum,
-            }
-            .signature(1);
+            let signature =
+                Collective::AllReduce { buffer: &mut vec![0; 1 << 20], dtype: DType::U8, op: ReduceOp::Sum }
+                    .signature(1);
             let location = Location::Resident { offset: segment.span() - 4096 };
             let tag = flow::tag(&Members::all(0, 2));
             post::Post { signature, location, base: 0 }.write(segment, layout.post(0, 1), 1, tag);
@@ -497,11 +499,20 @@ fn speed() {
                 for _ in 0..repeats {
                     rank.run(Collective::Barrier);
                     let start = Instant::now();
-                    rank.run(Collective::AllReduce { buffer: &mut buffer, dtype: DType::F32, op: ReduceOp::Sum });
+                    rank.run(Collective::AllReduce {
+                        buffer: &mut buffer,
+                        dtype: DType::F32,
+                        op: ReduceOp::Sum,
+                    });
                     times.push(start.elapsed().as_secs_f64());
                 }
                 times.sort_by(f64::total_cmp);
-                lines += &format!("{bytes:>10} {} median {:>9.1} us  best {:>9.1} us\n", if in_segment {"resident"} else {"copies  "}, times[repeats / 2] * 1e6, times[0] * 1e6);
+                lines += &format!(
+                    "{bytes:>10} {} median {:>9.1} us  best {:>9.1} us\n",
+                    if in_segment { "resident" } else { "copies  " },
+                    times[repeats / 2] * 1e6,
+                    times[0] * 1e6
+                );
             }
         }
         lines
