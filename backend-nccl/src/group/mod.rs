@@ -123,6 +123,8 @@ impl ProcessGroup {
         }
         let kind = options.requested_transport()?;
         let deadline = Deadline::after(options.connect_timeout);
+        let mut environment = environment.clone();
+        let listener = transport::mpi::prepare(&mut environment, kind, deadline)?.or(listener);
         let identity = Identity::new(place.rank, place.world_size, &environment.run_id);
         let (host, port) = (environment.master_addr.as_str(), environment.master_port);
         let rendezvous = Rendezvous::join(identity, host, port, listener, deadline)?;

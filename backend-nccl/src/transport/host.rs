@@ -1,6 +1,6 @@
 //! Which ranks share a host: the same kernel, network, processes and user.
 
-use std::fs;
+use std::{fs, os::unix::fs::MetadataExt};
 
 /// What ranks that can share memory have in common. Two network namespaces are two hosts.
 pub(crate) fn fingerprint() -> String {
@@ -13,5 +13,6 @@ pub(crate) fn fingerprint() -> String {
         let link = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
         link.to_string_lossy().into_owned()
     };
-    format!("{boot}/{}/{}/{}", namespace("net"), namespace("pid"), nix::unistd::getuid())
+    let user = fs::metadata("/proc/self").map_or(0, |process| process.uid());
+    format!("{boot}/{}/{}/{user}", namespace("net"), namespace("pid"))
 }

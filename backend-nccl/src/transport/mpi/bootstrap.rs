@@ -25,12 +25,6 @@ const ACTION: &str = "tell all ranks where rank 0 is";
 const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// An environment in which rank 0 has an address, and rank 0's socket there.
-pub(crate) struct Found {
-    pub(crate) environment: Environment,
-    pub(crate) listener: Option<TcpListener>,
-}
-
 /// What a rank says.
 #[derive(Debug, PartialEq, Eq)]
 struct Record {
@@ -40,21 +34,23 @@ struct Record {
     addresses: Vec<IpAddr>,
 }
 
-/// Completes an environment that says nothing of rank 0's address or port.
+/// Completes an environment that does not say where rank 0 is; returns rank 0's socket there.
 ///
 /// Two rounds: rank 0 listens for other hosts only when it knows that there are some.
-pub(crate) fn find(environment: &Environment, deadline: Deadline) -> Result<Found> {
-    let library = super::joined(environment, deadline)?;
+pub(super) fn find(
+    library: &Library,
+    environment: &mut Environment,
+    deadline: Deadline,
+) -> Result<Option<TcpListener>> {
     let host = host::fingerprint();
     let own = Record { host, port: 0, secret: String::new(), addresses: Vec::new() };
-    let hosts = collect(&library, &own, deadline)?;
+    let hosts = collect(library, &own, deadline)?;
     let one_host = hosts.iter().all(|record| record.host == own.host);
     let (own, listener) = match environment.rank {
         0 => invite(own, environment, one_host).map(|(record, listener)| (record, Some(listener)))?,
         _ => (own, None),
     };
-    let first = collect(&library, &own, deadline)?.swap_remove(0);
-    let mut environment = environment.clone();
+    let first = collect(library, &own, deadline)?.swap_remove(0);
     environment.master_port = first.port;
     environment.run_id = format!("{}/{}", environment.run_id, first.secret);
     if environment.master_addr.is_empty() {
@@ -64,7 +60,7 @@ pub(crate) fn find(environment: &Environment, deadline: Deadline) -> Result<Foun
             reachable(environment.rank, &first.addresses, first.port, deadline)?.to_string()
         };
     }
-    Ok(Found { environment, listener })
+    Ok(listener)
 }
 
 /// Listens, and says where.

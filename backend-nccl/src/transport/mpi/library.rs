@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// MPI, initialized.
 #[derive(Debug)]
-pub(crate) struct Library {
+pub(super) struct Library {
     pub(super) comm: Comm,
     /// This process in MPI's world.
     pub(crate) rank: usize,
@@ -71,7 +71,7 @@ fn change(new: State) {
 }
 
 /// Initializes MPI, or returns what has been before. Every rank of the job must come here within the deadline.
-pub(crate) fn start(deadline: Deadline) -> Result<Arc<Library>, Fault> {
+pub(super) fn start(deadline: Deadline) -> Result<Arc<Library>, Fault> {
     const ACTION: &str = "start";
     let mut state = state();
     if matches!(*state, State::Idle) {
@@ -98,6 +98,17 @@ pub(crate) fn start(deadline: Deadline) -> Result<Arc<Library>, Fault> {
         }
         let waited = CHANGED.wait_timeout(state, deadline.remaining());
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// What has become of MPI, if anyone has asked for it.
+pub(super) fn started() -> Option<Result<Arc<Library>, Fault>> {
+    match &*state() {
+        State::Idle => None,
+        State::Ready(library) => Some(Ok(library.clone())),
+        State::Failed(fault) => Some(Err(fault.clone())),
+        State::Starting => Some(Err(Fault::ours("start", "it has not started in time"))),
+        State::Finalizing | State::Over => Some(Err(Fault::ours("start", "MPI has been finalized"))),
     }
 }
 

@@ -21,21 +21,23 @@ mod transfers;
 use std::{
     collections::HashMap,
     ffi::c_int,
+    net::TcpListener,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
-pub(crate) use bootstrap::{Found, find};
 use checked::Fault;
 use exchange::{Exchange, Setting};
 use library::Library;
 use transfers::Pool;
 
-use super::{Call, Collective, Signature, control::Control, engine::Engine, members::Members};
+use super::{
+    Call, Collective, Signature, TransportKind, choose::World, control::Control, engine::Engine, members::Members,
+};
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Environment};
 
 /// The ranks of one group in MPI's world.
 #[derive(Debug)]
-pub(crate) struct Mpi {
+pub(super) struct Mpi {
     library: Arc<Library>,
     /// MPI's rank of each rank of the group.
     ranks: Vec<c_int>,
@@ -47,31 +49,57 @@ pub(crate) struct Mpi {
     seen: Mutex<HashMap<usize, Signature>>,
 }
 
-/// This process's rank in MPI's world, if the group's ranks can use MPI; else why not.
-pub(crate) fn world_rank(environment_is_mpi: bool, deadline: Deadline) -> Result<usize, String> {
-    if !environment_is_mpi {
-        return Err("no launcher of MPI, such as mpirun, has started it".into());
+/// Initializes MPI where the group needs it or may want it, and has it tell what the environment leaves out. Returns the
+/// socket of rank 0 if that is where it waits for the others.
+///
+/// # Errors
+///
+/// [`Error::Mpi`] where MPI is needed and fails, or knows the ranks by other numbers than the launcher.
+pub(crate) fn prepare(
+    environment: &mut Environment,
+    kind: TransportKind,
+    deadline: Deadline,
+) -> Result<Option<TcpListener>> {
+    let is_needed = environment.mpi && (environment.master_addr.is_empty() || environment.master_port == 0);
+    let is_wanted = kind == TransportKind::Mpi || environment.mpi && kind == TransportKind::Auto;
+    if !is_needed && !is_wanted {
+        return Ok(None);
     }
-    library::start(deadline).map(|library| library.rank).map_err(|fault| format!("MPI {fault}"))
+    match library::start(deadline).and_then(|library| agreed(library, environment)) {
+        Ok(library) if is_needed => bootstrap::find(&library, environment, deadline),
+        Ok(_) => Ok(None),
+        Err(fault) if is_needed => Err(fault.into()),
+        Err(fault) => {
+            log::warn!("rank {} goes on without MPI, which {fault}", environment.rank);
+            Ok(None)
+        }
+    }
 }
 
-/// MPI for the ranks that the launcher's environment tells of.
-fn joined(environment: &Environment, deadline: Deadline) -> Result<Arc<Library>> {
-    let library = library::start(deadline)?;
+/// Whether MPI and the launcher's environment mean the same ranks. They do not where another MPI's mpirun started them.
+fn agreed(library: Arc<Library>, environment: &Environment) -> Result<Arc<Library>, Fault> {
     let (found, expected) = ((library.rank, library.size), (environment.rank, environment.world_size));
     if found == expected {
         return Ok(library);
     }
     let text = format!(
-        "{} takes this process for rank {} of {} and the launcher for rank {} of {}; start the program with the mpirun of \
-         the MPI that it was built with",
+        "{} takes this process for rank {} of {} and the launcher for rank {} of {}",
         library.version, found.0, found.1, expected.0, expected.1
     );
-    Err(Fault::ours("tell the ranks of the job", text).into())
+    Err(Fault::ours("tell the ranks of the job", text))
+}
+
+/// This process's place in MPI's world, or why it has none.
+pub(super) fn world() -> Result<World, String> {
+    match library::started() {
+        Some(Ok(library)) => Ok(World { rank: library.rank, size: library.size }),
+        Some(Err(fault)) => Err(format!("MPI {fault}")),
+        None => Err("MPI is used only where its launcher, such as mpirun, has started the ranks".into()),
+    }
 }
 
 /// Joins the ranks of a group, given as MPI's rank of each. `group_tag` is the group's own mark on its headers.
-pub(crate) fn connect(
+pub(super) fn connect(
     world_ranks: &[usize],
     group_tag: u32,
     control: &Control,
