@@ -20,6 +20,7 @@ pub(crate) mod mpi;
 pub(crate) mod mpi;
 mod plan;
 mod reduce;
+mod shm;
 mod single;
 mod start;
 mod tcp;
@@ -33,6 +34,7 @@ pub use kind::TransportKind;
 pub(crate) use mesh::Mesh;
 pub(crate) use meshed::connect;
 pub(crate) use single::Single;
+pub(crate) use start::Wish;
 
 use crate::{deadline::Deadline, failure::Failure};
 

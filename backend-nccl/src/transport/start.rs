@@ -8,10 +8,18 @@ use super::{
     host,
     layered::Layered,
     mesh::Connecting,
-    mpi,
+    mpi, shm,
     tcp::Tcp,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
+
+/// What a rank asks for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wish {
+    pub(crate) kind: TransportKind,
+    /// A test double: what to say of the host instead of the truth.
+    pub(crate) host: Option<String>,
+}
 
 /// What it takes to start an engine.
 struct Start<'a> {
@@ -30,11 +38,12 @@ pub(super) fn start(
     mesh: &Mesh,
     control: &Control,
     connecting: &mut Connecting,
-    kind: TransportKind,
+    wish: Wish,
     deadline: Deadline,
 ) -> Result<Box<dyn Engine>> {
     let mut start = Start { mesh, control, connecting, deadline };
-    let choice = choose(&start.seats(kind)?)?;
+    let kind = wish.kind;
+    let choice = choose(&start.seats(wish)?)?;
     log::debug!("rank {} of {}: {choice:?}", control.rank(), control.world_size());
     match choice {
         Choice::Flat(across) => start.across(across),
@@ -45,8 +54,9 @@ pub(super) fn start(
 
 impl Start<'_> {
     /// What every rank says of itself, in rank order.
-    fn seats(&self, kind: TransportKind) -> Result<Vec<Seat>> {
-        let own = Seat { host: host::fingerprint(), kind, mpi: mpi::world() };
+    fn seats(&self, wish: Wish) -> Result<Vec<Seat>> {
+        let host = wish.host.unwrap_or_else(host::fingerprint);
+        let own = Seat { host, kind: wish.kind, mpi: mpi::world() };
         let json = serde_json::to_vec(&own).expect("a seat is plain data");
         let seats = self.control.gather("seat", &json, self.deadline).map_err(|failure| self.failed(failure))?;
         let read = |(rank, json): (usize, Vec<u8>)| {
@@ -69,17 +79,40 @@ impl Start<'_> {
         Ok(Box::new(tcp))
     }
 
+    /// Shared memory between all ranks, or what was not asked for by name where it cannot be had.
     fn shared(&mut self, kind: TransportKind) -> Result<Box<dyn Engine>> {
-        let _ = kind;
-        self.across(Across::Tcp)
+        let all: Vec<usize> = (0..self.control.world_size()).collect();
+        match self.share(&all)? {
+            Ok(shm) => Ok(shm),
+            Err(reason) if kind == TransportKind::SharedMemory => {
+                Err(Error::TransportUnavailable { kind, reason })
+            }
+            Err(reason) => {
+                log::warn!("no shared memory between ranks of one host, so data goes over tcp: {reason}");
+                self.across(Across::Tcp)
+            }
+        }
     }
 
+    /// Shared memory within hosts. A host without goes over what joins all ranks; that is its own affair.
     fn layered(&mut self, hosts: &Hosts, across: Across) -> Result<Box<dyn Engine>> {
+        let own = self.control.rank();
         let across = self.across(across)?;
-        match Layered::new(hosts, self.control.rank(), None, across) {
-            Some(layered) => Ok(Box::new(layered)),
-            None => unreachable!("every rank is on a host"),
-        }
+        let local = match self.share(&hosts.ranks()[hosts.of_rank(own)])? {
+            Ok(shm) => Some(shm),
+            Err(reason) => {
+                let name = across.name();
+                log::warn!("no shared memory on the host of rank {own}, so data goes over {name} there: {reason}");
+                None
+            }
+        };
+        Ok(Box::new(Layered::new(hosts, own, local, across)))
+    }
+
+    /// Shared memory between ranks of this host, or why there is none. All ranks of the group come here.
+    fn share(&self, members: &[usize]) -> Result<Result<Box<dyn Engine>, String>> {
+        let shm = shm::connect(self.control, members, self.deadline).map_err(|failure| self.failed(failure))?;
+        Ok(shm.map(|shm| Box::new(shm) as Box<dyn Engine>))
     }
 
     fn failed(&self, failure: Failure) -> Error {

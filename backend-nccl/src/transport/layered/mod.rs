@@ -48,21 +48,21 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(hosts: &Hosts, rank: usize) -> Option<Self> {
+    fn new(hosts: &Hosts, rank: usize) -> Self {
         let ranks = hosts.ranks();
         let rail_of = |place: usize| ranks.iter().map(|ranks| ranks.get(place).copied()).collect::<Option<Vec<_>>>();
         // Members are in rank order. A rail on which that is not the order of the hosts would add in another order than
         // the first one, where it is.
         let rails = (0..).map_while(|place| rail_of(place).filter(|rail| rail.is_sorted())).count();
         let host = hosts.of_rank(rank);
-        let local = Members::new(ranks[host].clone(), rank)?;
+        let local = Members::new(ranks[host].clone(), rank).expect("a rank is on its host");
         let rail = (local.own() < rails).then(|| rail_of(local.own())).flatten();
         let rail = rail.and_then(|ranks| Members::new(ranks, rank));
         let mut places = vec![(0, 0); ranks.iter().map(Vec::len).sum()];
         for (host, ranks) in ranks.iter().enumerate() {
             ranks.iter().enumerate().for_each(|(place, rank)| places[*rank] = (host, place));
         }
-        Some(Self { world_size: places.len(), local, host, places, rails, rail })
+        Self { world_size: places.len(), local, host, places, rails, rail }
     }
 
     /// How many rails carry so many bytes.
@@ -99,8 +99,8 @@ impl Layered {
         rank: usize,
         local: Option<Box<dyn Engine>>,
         across: Box<dyn Engine>,
-    ) -> Option<Self> {
-        Layout::new(hosts, rank).map(|layout| Self { layout, local, across })
+    ) -> Self {
+        Self { layout: Layout::new(hosts, rank), local, across }
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
     fn layouts(hosts: &[&[usize]]) -> Vec<Layout> {
         let hosts = Hosts::new(hosts.iter().map(|ranks| ranks.to_vec()).collect());
         let ranks = hosts.ranks().iter().map(Vec::len).sum();
-        (0..ranks).map(|rank| Layout::new(&hosts, rank).unwrap()).collect()
+        (0..ranks).map(|rank| Layout::new(&hosts, rank)).collect()
     }
 
     /// Each rank's host, its ranks, and its rail.
