@@ -122,13 +122,15 @@ impl ProcessGroup {
         if place.world_size == 1 {
             return Ok(Self::new(Box::new(Single::default()), place, options));
         }
-        let kind = options.requested_transport()?;
+        let wish = options.wish(place.rank)?;
         let deadline = Deadline::after(options.connect_timeout);
+        let mut environment = environment.clone();
+        let listener = transport::mpi::prepare(&mut environment, wish.kind, deadline)?.or(listener);
         let identity = Identity::new(place.rank, place.world_size, &environment.run_id, environment.secret);
         let (host, port) = (environment.master_addr.as_str(), environment.master_port);
         let rendezvous = Rendezvous::join(identity, host, port, listener, deadline)?;
         let (mesh, connecting) = Mesh::of_job(&rendezvous, options.host_timeout, deadline)?;
-        let transport = transport::connect(mesh, connecting, kind, deadline)?;
+        let transport = transport::connect(mesh, connecting, wish, deadline)?;
         log::debug!("rank {} of {} joined {}", place.rank, place.world_size, rendezvous.address);
         Ok(Self::new(Box::new(transport), place, options))
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     Result,
     rendezvous::{debug_requested, transport_requested},
-    transport::TransportKind,
+    transport::{TransportKind, Wish},
 };
 
 /// How long a collective may take unless told otherwise: longer than any step, shorter than a night.
@@ -33,6 +33,9 @@ pub struct GroupOptions {
     /// The transport. Default: `None`, what `BURN_NCCL_TRANSPORT` says (`auto`, `tcp`, `shm` or `mpi`), else
     /// [`TransportKind::Auto`].
     pub transport: Option<TransportKind>,
+    /// A test double: the number of the host on which each rank is to believe that it is. Not for programs.
+    #[doc(hidden)]
+    pub pretended_hosts: Option<Vec<u32>>,
 }
 
 impl Default for GroupOptions {
@@ -43,6 +46,7 @@ impl Default for GroupOptions {
             host_timeout: DEFAULT_HOST_TIMEOUT,
             check: cfg!(debug_assertions) || debug_requested(),
             transport: None,
+            pretended_hosts: None,
         }
     }
 }
@@ -78,8 +82,10 @@ impl GroupOptions {
         self
     }
 
-    /// The transport that is asked for.
-    pub(crate) fn requested_transport(&self) -> Result<TransportKind> {
-        self.transport.map_or_else(transport_requested, Ok)
+    /// What is asked for on this rank.
+    pub(crate) fn wish(&self, rank: usize) -> Result<Wish> {
+        let kind = self.transport.map_or_else(transport_requested, Ok)?;
+        let pretended = self.pretended_hosts.as_ref().and_then(|hosts| hosts.get(rank));
+        Ok(Wish { kind, host: pretended.map(|host| format!("a pretended host, {host}")) })
     }
 }
