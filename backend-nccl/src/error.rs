@@ -265,6 +265,15 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// More collectives than places were reserved for.
+    #[error(
+        "a job of {places} reserved places in the order of collectives called one more; reserve as many as it runs, \
+         the same number on all ranks"
+    )]
+    ReservedPlaces {
+        /// The places that were reserved.
+        places: u64,
+    },
     /// A build of this crate in which no tensor can take part in a collective.
     #[error(
         "burn-nccl was built without a backend; enable the feature of your backend (flex, ndarray or cuda) on burn-nccl \
@@ -377,6 +386,41 @@ pub enum Error {
         reason: &'static str,
         /// What to set instead.
         remedy: &'static str,
+    },
+    /// A communication hook of data-parallel training failed, and with it the group.
+    #[error(
+        "the communication hook `{hook}` failed in {place} on rank {rank}: {cause}; correct the hook, or train without \
+         it, and make the group anew"
+    )]
+    CommunicationHook {
+        /// The hook's name.
+        hook: String,
+        /// What it was doing, such as `bucket 2`.
+        place: String,
+        /// The rank that reports.
+        rank: usize,
+        /// The hook's own error.
+        #[source]
+        cause: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A communication hook that cannot work as it is set.
+    #[error("the communication hook `{hook}` cannot be used: {reason}")]
+    CommunicationHookRefused {
+        /// The hook's name.
+        hook: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A state that does not go with the communication hook that is to load it.
+    #[error(
+        "the state of the communication hook `{hook}` cannot be loaded: {reason}; load what the same hook saved for the \
+         same model, on every rank, or begin without a state"
+    )]
+    CommunicationHookState {
+        /// The hook's name.
+        hook: String,
+        /// Why.
+        reason: String,
     },
     /// Gradients that were accumulated and never reduced.
     #[error(

@@ -4,6 +4,7 @@
 //! environment of a launcher around it. The program plays the scenario and prints one [`Report`].
 
 pub mod data;
+pub mod digits;
 pub mod evaluation;
 pub mod exchange;
 pub mod fault;

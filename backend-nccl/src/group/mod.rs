@@ -6,6 +6,7 @@ mod collectives;
 mod core;
 mod options;
 mod order;
+mod reserved;
 mod split;
 mod work;
 mod worker;
@@ -18,6 +19,7 @@ use std::{
 use self::{core::Core, order::Order, worker::Worker};
 
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
+pub use reserved::Reserved;
 pub use work::Work;
 
 use crate::{

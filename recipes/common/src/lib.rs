@@ -62,6 +62,7 @@ pub mod train;
 mod trainer;
 mod warning;
 mod weights;
+pub mod wire;
 
 pub use config::{JobOptions, RunConfig};
 pub use error::{RecipeError, Result};

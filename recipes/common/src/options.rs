@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use burn_nccl::amp::Precision;
-use burn_nccl::ddp::WireFormat;
 use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, NormConfig, Stem};
@@ -12,6 +11,7 @@ use clap::{Args, ValueEnum};
 
 use crate::device::DeviceChoice;
 use crate::resume::ResumeChoice;
+use crate::wire::Wire;
 
 /// What every training recipe can be asked. With no option at all it trains on the bundled digits.
 #[derive(Args, Clone, Debug)]
@@ -192,8 +192,9 @@ pub struct DistributedOptions {
     #[arg(long, value_name = "X", value_parser = positive)]
     pub bucket_mb: Option<f64>,
 
-    /// Element type in which gradients travel: f32, f16 or bf16
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
+    /// How gradients travel: f32, f16, bf16 or powersgd[:RANK[:START]], which sends approximations of a RANK (1) after START
+    /// steps (100)
+    #[arg(long, value_name = "HOW", default_value_t)]
     pub wire: Wire,
 
     /// Seconds after which a rank that does not answer is an error
@@ -271,38 +272,6 @@ pub enum ProgressChoice {
     Tui,
     /// Nothing.
     None,
-}
-
-/// The element type in which gradients travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Wire {
-    /// As they are.
-    #[default]
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Wire {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    /// The library's name for it.
-    pub fn format(self) -> WireFormat {
-        match self {
-            Self::F32 => WireFormat::Full,
-            Self::F16 => WireFormat::F16,
-            Self::Bf16 => WireFormat::BF16,
-        }
-    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -1,6 +1,7 @@
 //! Whole jobs of real processes: each test starts `test-rank` once per rank and compares what the ranks report.
 
 mod checkpoints;
+mod communication;
 mod determinism;
 mod faults;
 mod harness;

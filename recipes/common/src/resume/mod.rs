@@ -117,6 +117,9 @@ impl Resume {
         let mut notes: Vec<String> =
             changes::keep_global_batch(config, &self.sampler, world_size).into_iter().collect();
         notes.extend(changes::changed_options(before, &now));
+        notes.extend(
+            config.distributed.as_ref().and_then(|distributed| changes::begun_anew(distributed.wire)),
+        );
         Ok(notes)
     }
 

@@ -108,6 +108,7 @@ impl Trainer {
         let smoothing = (config.label_smoothing > 0.0).then_some(config.label_smoothing as f32);
         let mixed_precision =
             MixedPrecision::new(config.mixed_precision.as_ref(), model, &run.device, run.parallel.group())?;
+        run.parallel.set_loss_scale(mixed_precision.shared_loss_scale());
         let mut trainer = Self {
             mixed_precision,
             criterion: CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&run.device.device),
