@@ -1,11 +1,13 @@
 //! Whole jobs of real processes: each test starts `test-rank` once per rank and compares what the ranks report.
 
 mod checkpoints;
+mod conformance;
 mod determinism;
 mod faults;
 mod harness;
 mod launchers;
 mod learner;
 mod parity;
+mod reports;
 mod sync_batch_norm;
 mod uneven;
