@@ -231,10 +231,10 @@ pub enum Error {
         cause: String,
     },
     /// A tensor whose rows cannot be shared out evenly.
-    #[error(
-        "reduce_scatter cannot share {rows} rows among {world_size} ranks; pad dimension 0 to a multiple"
-    )]
+    #[error("{op} cannot share {rows} rows among {world_size} ranks; pad dimension 0 to a multiple")]
     UnevenShards {
+        /// The function that was called.
+        op: &'static str,
         /// The size of dimension 0.
         rows: usize,
         /// The number of ranks.
@@ -247,6 +247,15 @@ pub enum Error {
         op: &'static str,
         /// The reduction.
         reduce: ReduceOp,
+    },
+    /// A function that would cut a tensor off its graph.
+    #[error(
+        "{op} is not differentiable and would cut the tensor off its graph; detach it, or use all_gather, all_to_all or \
+         broadcast"
+    )]
+    CutsGraph {
+        /// The function that was called.
+        op: &'static str,
     },
     /// Ranks hold different models or options.
     #[error(

@@ -7,6 +7,7 @@ mod adjoints;
 mod autocast;
 mod clipping;
 mod data_parallel;
+mod messages;
 mod model;
 mod overlap;
 #[cfg(feature = "ndarray")]
