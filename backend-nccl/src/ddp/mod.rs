@@ -22,6 +22,7 @@ mod config;
 mod data_parallel;
 mod events;
 mod lift;
+mod memory;
 mod module_hook;
 mod parameters;
 mod parts;

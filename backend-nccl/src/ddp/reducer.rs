@@ -14,6 +14,7 @@ use super::arithmetic;
 use super::bucket::BucketPlan;
 use super::config::{DdpConfig, UnusedParameters, WireFormat};
 use super::events::{DdpEvent, EventLog};
+use super::memory;
 use super::parts::{Lent, lend};
 use crate::error::{Error, Result};
 use crate::group::{ProcessGroup, Work};
@@ -148,7 +149,7 @@ impl Reducer {
             if state.buffers[index].is_none() {
                 let reusable = state.handed_out[index].take().and_then(Lent::take_back);
                 state.buffers[index] =
-                    Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
+                    Some(reusable.unwrap_or_else(|| memory::bucket(&self.group, bucket.len_bytes)));
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::{
     Buffer, Call, Collective, Mesh, Patience, Transport, TransportKind, control::Control, engine::Engine,
-    members::Members, mesh::Connecting, tcp::Tcp,
+    host, members::Members, mesh::Connecting, shm, shm::Shm, tcp::Tcp,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
 
@@ -49,15 +49,38 @@ fn choose(
     others: &[usize],
     deadline: Deadline,
 ) -> Result<Box<dyn Engine>> {
-    let _ = kind;
-    let connections = connecting.connect(Role::Data, others, deadline)?;
     let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
-    let tcp = Tcp::new(mesh.identity.tag(), connections, control).map_err(|failure| Error::SetUp {
-        rank,
-        world_size,
-        failure,
-    })?;
+    let failed = |failure| Error::SetUp { rank, world_size, failure };
+    if let Some(shm) = share(control, kind, deadline).map_err(failed)? {
+        return Ok(Box::new(shm));
+    }
+    let connections = connecting.connect(Role::Data, others, deadline)?;
+    let tcp = Tcp::new(mesh.identity.tag(), connections, control).map_err(failed)?;
     Ok(Box::new(tcp))
+}
+
+/// Shared memory, if all ranks want it and can have it.
+fn share(control: &Control, kind: TransportKind, deadline: Deadline) -> Result<Option<Shm>, Failure> {
+    let wanted = matches!(kind, TransportKind::Auto | TransportKind::SharedMemory);
+    let own = if wanted { host::fingerprint() } else { String::new() };
+    let hosts = control.gather("host", own.as_bytes(), deadline)?;
+    let reason = if hosts.iter().any(|host| host.is_empty() || *host != hosts[0]) {
+        "the ranks are on different hosts, or some were told to use another transport".to_owned()
+    } else {
+        let all: Vec<usize> = (0..control.world_size()).collect();
+        match shm::connect(control, &all, deadline)? {
+            Ok(shm) => return Ok(Some(shm)),
+            Err(reason) => {
+                log::warn!("no shared memory between ranks of one host, so data goes over tcp: {reason}");
+                reason
+            }
+        }
+    };
+    if kind == TransportKind::SharedMemory {
+        let action = "share memory with all other ranks".to_owned();
+        return Err(Failure::System { rank: control.rank(), action, detail: reason });
+    }
+    Ok(None)
 }
 
 impl Meshed {

@@ -5,12 +5,14 @@ pub(crate) mod control;
 mod dtype;
 mod engine;
 mod frame;
+mod host;
 mod kind;
 mod members;
 pub(crate) mod mesh;
 mod meshed;
 mod plan;
 mod reduce;
+mod shm;
 mod single;
 mod tcp;
 
