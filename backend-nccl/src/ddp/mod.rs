@@ -25,6 +25,7 @@ mod events;
 mod hand_out;
 mod layout;
 mod lift;
+mod memory;
 mod module_hook;
 mod parameters;
 mod parts;

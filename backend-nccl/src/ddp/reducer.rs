@@ -15,6 +15,7 @@ use super::bucket::{Bucket, BucketPlan};
 use super::communication::{Communicator, HookState, Terms};
 use super::config::{DdpConfig, UnusedParameters};
 use super::events::{DdpEvent, EventLog};
+use super::memory;
 use super::parts::{Lent, lend};
 use crate::amp::LossScale;
 use crate::error::{Error, Result};
@@ -144,7 +145,7 @@ impl Reducer {
             if state.buffers[index].is_none() {
                 let reusable = state.handed_out[index].take().and_then(Lent::take_back);
                 state.buffers[index] =
-                    Some(reusable.unwrap_or_else(|| zeroed(bucket.len_bytes, bucket.dtype)));
+                    Some(reusable.unwrap_or_else(|| memory::bucket(&self.group, bucket.len_bytes)));
             }
         }
         Ok(())

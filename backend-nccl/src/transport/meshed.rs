@@ -1,8 +1,8 @@
 //! The transport of a group of several ranks: control connections, and an engine that moves the data.
 
 use super::{
-    Buffer, Call, Collective, Mesh, Patience, Transport, TransportKind, control::Control, engine::Engine,
-    members::Members, mesh::Connecting, tcp::Tcp,
+    Buffer, Call, Collective, Mesh, Patience, Transport, Wish, control::Control, engine::Engine,
+    members::Members, mesh::Connecting, start,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
 
@@ -23,7 +23,7 @@ pub(crate) struct Meshed {
 pub(crate) fn connect(
     mesh: Mesh,
     mut connecting: Connecting,
-    kind: TransportKind,
+    wish: Wish,
     deadline: Deadline,
 ) -> Result<Meshed> {
     let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
@@ -31,33 +31,13 @@ pub(crate) fn connect(
     let others: Vec<usize> = (0..world_size).filter(|peer| *peer != rank).collect();
     let failed = |failure| Error::SetUp { rank, world_size, failure };
     let connections = connecting.connect(Role::Control, &others, deadline)?;
-    let control = Control::start(rank, world_size, connections).map_err(failed)?;
-    let engine = choose(&mesh, &control, &mut connecting, kind, &others, deadline)?;
+    let control = Control::start(rank, world_size, connections, mesh.host_timeout).map_err(failed)?;
+    let engine = start::start(&mesh, &control, &mut connecting, wish, deadline)?;
     let meshed = Meshed { mesh, all, control, engine };
     // Rank 0 may close the rendezvous only when no rank needs it any more.
-    let call = Call { sequence: 0, deadline, check: false, patience: Patience::Waiting };
+    let call = Call { sequence: 0, deadline, check: false, patience: Patience::Waiting, part_of: None };
     meshed.execute(call, Collective::Barrier).map_err(failed)?;
     Ok(meshed)
-}
-
-/// The engine that suits all ranks.
-fn choose(
-    mesh: &Mesh,
-    control: &Control,
-    connecting: &mut Connecting,
-    kind: TransportKind,
-    others: &[usize],
-    deadline: Deadline,
-) -> Result<Box<dyn Engine>> {
-    let _ = kind;
-    let connections = connecting.connect(Role::Data, others, deadline)?;
-    let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
-    let tcp = Tcp::new(mesh.identity.tag(), connections, control).map_err(|failure| Error::SetUp {
-        rank,
-        world_size,
-        failure,
-    })?;
-    Ok(Box::new(tcp))
 }
 
 impl Meshed {

@@ -56,6 +56,7 @@ mod resume;
 pub mod run_folder;
 pub mod schedule;
 pub mod single;
+mod stop;
 pub mod tensorboard;
 pub mod train;
 mod trainer;
@@ -65,8 +66,8 @@ pub mod wire;
 
 pub use config::{JobOptions, RunConfig};
 pub use error::{RecipeError, Result};
-pub use main_function::main;
+pub use main_function::{EXIT_CODES, main};
 pub use options::{CheckpointOptions, DistributedOptions, MixedPrecisionOptions, TrainOptions};
 pub use parallel::Parallel;
 pub use resume::{Resume, ResumeChoice};
-pub use train::Run;
+pub use train::{Ended, Run};

@@ -167,11 +167,24 @@ pub struct DistributedOptions {
     #[arg(long, value_name = "NORM", value_enum, default_value_t, hide_possible_values = true)]
     pub norm: Norm,
 
-    /// Address of rank 0, when the recipe starts the ranks
+    /// Nodes, on each of which the recipe is started with the same options but --node-rank; they need an --out that all of
+    /// them see. Without effect under other launchers, like the next four
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 1)]
+    pub nnodes: usize,
+
+    /// Number of this node, from 0
+    #[arg(long, value_name = "R")]
+    pub node_rank: Option<usize>,
+
+    /// How often all ranks are started again after a failure; they go on from the newest checkpoint
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_restarts: usize,
+
+    /// Address of node 0, where rank 0 is
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: String,
 
-    /// Port of the rendezvous, when the recipe starts the ranks [default: a free one]
+    /// Port at which the nodes meet, or the ranks of one node [default: 29500 with several nodes, else a free one]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 

@@ -2,11 +2,14 @@
 
 mod checkpoints;
 mod communication;
+mod conformance;
 mod determinism;
 mod faults;
 mod harness;
+mod hosts;
 mod launchers;
 mod learner;
 mod parity;
+mod reports;
 mod sync_batch_norm;
 mod uneven;
