@@ -1,8 +1,9 @@
 use super::{
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, PROTOCOL, Proof, Side},
-    secret::{Secret, random_hex},
+    secret::random_hex,
     wire::Wire,
 };
+use crate::rendezvous::Secret;
 use socket2::Socket;
 use std::{
     io,
@@ -123,7 +124,7 @@ mod tests {
     }
 
     fn secret(text: &str) -> Option<Secret> {
-        Some(Secret::new(text, "test").expect("a secret"))
+        Some(Secret::from_hex(&text.repeat(32)).expect("a secret"))
     }
 
     /// Advances a stranger until it is decided about.
