@@ -46,13 +46,11 @@ impl Stranger {
     /// Reads what it has sent.
     pub(super) fn advance(mut self, secret: Option<&Secret>, now: Instant) -> Stage {
         self.wire.fill();
-        if self.greeting.is_none() {
-            if let Some(hello) = self.wire.take::<Hello>() {
-                match self.challenge(secret, hello) {
-                    Ok(()) => {}
-                    Err(reason) => return refuse(&self.wire, reason),
-                }
-            }
+        if self.greeting.is_none()
+            && let Some(hello) = self.wire.take::<Hello>()
+            && let Err(reason) = self.challenge(secret, hello)
+        {
+            return refuse(&self.wire, reason);
         }
         if let Some((hello, nonce)) = &self.greeting
             && let Some(Proof { proof }) = self.wire.take()
