@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::fingerprint::{parameters, sha256};
 use crate::resuming::Resumed;
 use crate::saving::Saved;
+use crate::transfers::Transferred;
 
 /// The exit code of a rank that returned an error.
 pub const ERROR_EXIT_CODE: i32 = 3;
@@ -34,6 +35,8 @@ pub enum Report {
         /// The sum of all ranks' numbers plus one each.
         sum: i64,
     },
+    /// It ran every collective.
+    Transferred(Transferred),
     /// It saved checkpoints.
     Saved(Saved),
     /// It trained from a checkpoint to a checkpoint.

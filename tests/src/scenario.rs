@@ -11,6 +11,7 @@ use crate::resnet::ResNetTraining;
 use crate::resuming::Resuming;
 use crate::saving::{Saving, refusal};
 use crate::training::{Training, group};
+use crate::transfers::transfer;
 use crate::{evaluation, stress};
 
 const TIMEOUT_SECONDS: u64 = 60;
@@ -20,6 +21,10 @@ const TIMEOUT_SECONDS: u64 = 60;
 pub enum Scenario {
     /// Adds up the ranks' numbers.
     Reduce,
+    /// Runs every collective.
+    Transfer,
+    /// Calls another collective than the others, on this rank.
+    Differ(usize),
     /// Trains a small net as one of the ranks.
     Train(Training),
     /// Trains it alone on the joined batches.
@@ -53,6 +58,8 @@ impl Scenario {
     pub fn play(&self) -> Result<Report, Error> {
         match self {
             Self::Reduce => reduce(),
+            Self::Transfer => transfer(&group(TIMEOUT_SECONDS)?).map(Report::Transferred),
+            Self::Differ(rank) => differ(*rank),
             Self::Train(training) => training.by_ranks().map(Report::Trained),
             Self::Joined(training) => Ok(Report::Trained(training.joined())),
             Self::ResNet(training) => training.by_ranks().map(Report::Trained),
@@ -90,4 +97,14 @@ fn reduce() -> Result<Report, Error> {
     group.all_reduce(&mut number, DType::I64, ReduceOp::Sum)?;
     let (rank, world_size) = (group.rank(), group.world_size());
     Ok(Report::Reduced { rank, world_size, sum: i64::from_ne_bytes(number) })
+}
+
+fn differ(rank: usize) -> Result<Report, Error> {
+    let group = group(TIMEOUT_SECONDS)?;
+    if group.rank() == rank {
+        group.barrier()?;
+    } else {
+        group.all_reduce(&mut [0; 4], DType::F32, ReduceOp::Sum)?;
+    }
+    panic!("nobody noticed that the ranks called different collectives")
 }

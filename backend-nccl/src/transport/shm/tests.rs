@@ -78,7 +78,8 @@ impl Rank {
     fn try_among(&mut self, among: &Members, collective: Collective<'_>) -> Result<(), Failure> {
         self.sequence += 1;
         let deadline = Deadline::after(self.limit);
-        let call = Call { sequence: self.sequence, deadline, check: true, patience: self.patience };
+        let call =
+            Call { sequence: self.sequence, deadline, check: true, patience: self.patience, part_of: None };
         let result = self.shm.run(&self.control, among, call, collective);
         match result {
             Ok(()) => {
@@ -412,6 +413,7 @@ fn a_shutdown_ends_a_wait_on_another_thread() {
                 deadline: Deadline::after(LIMIT),
                 check: true,
                 patience: Patience::Background,
+                part_of: None,
             };
             rank.shm.run(&rank.control, &rank.all, call, Collective::Barrier)
         });
