@@ -37,6 +37,8 @@ pub enum Report {
     },
     /// It ran every collective.
     Transferred(Transferred),
+    /// It measured an all-reduce over this transport: bytes and the median of microseconds.
+    Measured(String, Vec<(usize, f64)>),
     /// It saved checkpoints.
     Saved(Saved),
     /// It trained from a checkpoint to a checkpoint.

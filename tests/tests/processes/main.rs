@@ -8,6 +8,7 @@ mod hosts;
 mod launchers;
 mod learner;
 mod mpi;
+mod mpi_hosts;
 mod parity;
 mod sync_batch_norm;
 mod uneven;

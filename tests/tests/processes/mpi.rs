@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use burn_nccl::Failure;
+use burn_nccl::{Failure, TransportKind};
 use burn_nccl_tests::fault::{Fault, Manner, Place};
 use burn_nccl_tests::model::Net;
 use burn_nccl_tests::report::{Failed, Trained};
@@ -19,7 +19,7 @@ const PROMPT: Duration = Duration::from_secs(20);
 const SHORT_TIMEOUT_SECONDS: u64 = 2;
 
 /// The mpirun that can start ranks with MPI; says why `test` is skipped without one.
-fn mpirun(test: &str) -> Option<PathBuf> {
+pub(crate) fn mpirun(test: &str) -> Option<PathBuf> {
     const COMMAND: &str = "cargo test --workspace --features burn-nccl-tests/mpi --test processes mpi";
     if !cfg!(feature = "mpi") {
         skip(test, &format!("built without MPI; {COMMAND}"));
@@ -45,7 +45,7 @@ fn job(mpirun: PathBuf, ranks: usize, transport: &str, scenario: &Scenario) -> C
     command
 }
 
-fn succeed(end: &End, ranks: usize) -> Vec<Report> {
+pub(crate) fn succeed(end: &End, ranks: usize) -> Vec<Report> {
     let reports = end.reports();
     assert!(end.status.success() && reports.len() == ranks, "{end:#?}");
     assert!(!end.stderr.contains("finalize"), "mpirun misses MPI_Finalize: {end:#?}");
@@ -61,7 +61,7 @@ fn failures(end: &End) -> Vec<Failed> {
     end.reports().into_iter().filter_map(failed).collect()
 }
 
-fn transferred(report: Report) -> Transferred {
+pub(crate) fn transferred(report: Report) -> Transferred {
     match report {
         Report::Transferred(transferred) => transferred,
         other => panic!("expected the end of the transfers, found {other:?}"),
@@ -81,9 +81,9 @@ fn every_collective_over_mpi_is_right_and_has_the_bits_of_tcp() {
         let Some(mpirun) = mpirun("every_collective_over_mpi_is_right_and_has_the_bits_of_tcp") else {
             return;
         };
-        let end = run_command(job(mpirun, ranks, "mpi", &Scenario::Transfer));
+        let end = run_command(job(mpirun, ranks, "auto", &Scenario::Transfer(TransportKind::Mpi)));
         let found: Vec<Transferred> = succeed(&end, ranks).into_iter().map(transferred).collect();
-        let expected = reports(&Scenario::Transfer, ranks).into_iter().map(transferred);
+        let expected = reports(&Scenario::Transfer(TransportKind::Tcp), ranks).into_iter().map(transferred);
         for expected in expected {
             let over_mpi = Transferred { transport: "mpi".into(), ..expected };
             assert!(found.iter().all(|found| *found == over_mpi), "{found:?}, {over_mpi:?}");
