@@ -44,6 +44,23 @@ pub enum Error {
         /// What it should hold.
         expected: String,
     },
+    /// A secret that is too short or not in hexadecimal digits. It is not shown.
+    #[error(
+        "BURN_NCCL_SECRET {found}, expected at least 32 hexadecimal digits, such as `openssl rand -hex 32` prints; give \
+         all ranks the same, or let burnrun choose it"
+    )]
+    Secret {
+        /// What is wrong with it.
+        found: String,
+    },
+    /// No random numbers, without which nothing can be proven.
+    #[error(
+        "the system gives no random numbers: {cause}; the ranks need them to prove that they belong together"
+    )]
+    Random {
+        /// The system's reason.
+        cause: String,
+    },
     /// Rank 0 cannot serve the rendezvous because the port is taken.
     #[error(
         "rank 0 cannot listen on {address}: the port is in use by another program; set MASTER_PORT to a free port, \
@@ -248,6 +265,15 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// More collectives than places were reserved for.
+    #[error(
+        "a job of {places} reserved places in the order of collectives called one more; reserve as many as it runs, \
+         the same number on all ranks"
+    )]
+    ReservedPlaces {
+        /// The places that were reserved.
+        places: u64,
+    },
     /// A build of this crate in which no tensor can take part in a collective.
     #[error(
         "burn-nccl was built without a backend; enable the feature of your backend (flex, ndarray or cuda) on burn-nccl \
@@ -360,6 +386,41 @@ pub enum Error {
         reason: &'static str,
         /// What to set instead.
         remedy: &'static str,
+    },
+    /// A communication hook of data-parallel training failed, and with it the group.
+    #[error(
+        "the communication hook `{hook}` failed in {place} on rank {rank}: {cause}; correct the hook, or train without \
+         it, and make the group anew"
+    )]
+    CommunicationHook {
+        /// The hook's name.
+        hook: String,
+        /// What it was doing, such as `bucket 2`.
+        place: String,
+        /// The rank that reports.
+        rank: usize,
+        /// The hook's own error.
+        #[source]
+        cause: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A communication hook that cannot work as it is set.
+    #[error("the communication hook `{hook}` cannot be used: {reason}")]
+    CommunicationHookRefused {
+        /// The hook's name.
+        hook: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A state that does not go with the communication hook that is to load it.
+    #[error(
+        "the state of the communication hook `{hook}` cannot be loaded: {reason}; load what the same hook saved for the \
+         same model, on every rank, or begin without a state"
+    )]
+    CommunicationHookState {
+        /// The hook's name.
+        hook: String,
+        /// Why.
+        reason: String,
     },
     /// Gradients that were accumulated and never reduced.
     #[error(

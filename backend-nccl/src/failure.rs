@@ -11,7 +11,10 @@ use crate::{error::class_of, transport::Signature};
 #[non_exhaustive]
 pub enum Failure {
     /// A rank's connection ended without a goodbye.
-    #[error("rank {rank} is gone ({detail}): it crashed, was killed, or its machine is down; read its log")]
+    #[error(
+        "rank {rank} is gone ({detail}): it crashed, was killed, or its machine or the network to it is down; read \
+         its log"
+    )]
     PeerLost {
         /// The rank that is gone.
         rank: usize,

@@ -12,6 +12,8 @@ use crate::{
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long the ranks may take to find each other unless told otherwise.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a host may be out of reach unless told otherwise: longer than a switch takes to find another way.
+pub const DEFAULT_HOST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of a process group. All ranks should use the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,10 @@ pub struct GroupOptions {
     pub timeout: Duration,
     /// The limit of the rendezvous. Default: 5 minutes.
     pub connect_timeout: Duration,
+    /// How long the host of another rank may answer nothing before its ranks are lost, at least 2 seconds. Default: 10
+    /// seconds. A rank that crashes or is killed is noticed at once, whatever this is; one that is stopped on a host
+    /// that answers is the matter of `timeout`.
+    pub host_timeout: Duration,
     /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of latency.
     /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
     pub check: bool,
@@ -37,6 +43,7 @@ impl Default for GroupOptions {
         Self {
             timeout: DEFAULT_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            host_timeout: DEFAULT_HOST_TIMEOUT,
             check: cfg!(debug_assertions) || debug_requested(),
             transport: None,
             pretended_hosts: None,
@@ -54,6 +61,12 @@ impl GroupOptions {
     /// Sets the limit of the rendezvous.
     pub fn with_connect_timeout(mut self, connect_timeout: Duration) -> Self {
         self.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Sets how long the host of another rank may answer nothing.
+    pub fn with_host_timeout(mut self, host_timeout: Duration) -> Self {
+        self.host_timeout = host_timeout;
         self
     }
 

@@ -3,6 +3,7 @@
 //! Four families are known, each all or none: torchrun's names (which burnrun sets too), those of Open MPI and of
 //! MPICH's Hydra, and those that SLURM's `srun` gives to a task.
 
+use super::challenge::Secret;
 use crate::{Error, Result, transport::TransportKind};
 
 /// The run token of jobs whose launcher gives none.
@@ -29,6 +30,14 @@ pub struct Environment {
     pub master_port: u16,
     /// The token that all ranks of this run share, and no other run.
     pub run_id: String,
+    /// What the ranks of the job know and nobody else does, from `BURN_NCCL_SECRET`: at least 16 bytes in hexadecimal
+    /// digits, the same for all ranks. burnrun gives it to its ranks.
+    ///
+    /// A connection is let in only when both sides have proven that they know it. Without one, as under torchrun,
+    /// mpirun and srun unless the user sets it, the run token takes its place: that keeps jobs apart that meet by
+    /// mistake, but whoever knows or guesses the token can join. In neither case are the data encrypted: on a
+    /// network that others can read or change, use a tunnel.
+    pub secret: Option<Secret>,
     /// Whether a launcher of MPI started the process, so that MPI can be initialized.
     pub mpi: bool,
 }
@@ -38,7 +47,8 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`Error::EnvironmentIncomplete`] names what is missing; [`Error::EnvironmentInvalid`] what cannot be meant.
+    /// [`Error::EnvironmentIncomplete`] names what is missing; [`Error::EnvironmentInvalid`] what cannot be meant;
+    /// [`Error::Secret`] a secret that is none.
     pub fn read() -> Result<Option<Self>> {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -64,11 +74,12 @@ impl Environment {
         } else {
             return Ok(None);
         };
-        environment.validate().map(Some)
+        let secret = variables.get("BURN_NCCL_SECRET").map(|digits| Secret::from_hex(&digits)).transpose()?;
+        Self { secret, ..environment }.validate().map(Some)
     }
 
-    /// A place in a job that runs on this machine alone.
-    pub(crate) fn on_this_machine(rank: usize, world_size: usize, port: u16) -> Self {
+    /// A place in a job that runs in this process alone.
+    pub(crate) fn in_this_process(rank: usize, world_size: usize, port: u16, secret: Secret) -> Self {
         Self {
             rank,
             local_rank: rank,
@@ -77,6 +88,7 @@ impl Environment {
             master_addr: "127.0.0.1".to_owned(),
             master_port: port,
             run_id: DEFAULT_RUN_ID.to_owned(),
+            secret: Some(secret),
             mpi: false,
         }
     }
@@ -224,6 +236,7 @@ impl Variables<'_> {
             master_addr: self.get("MASTER_ADDR").unwrap_or_default(),
             master_port,
             run_id,
+            secret: None,
             mpi: false,
         })
     }
@@ -257,6 +270,7 @@ impl Variables<'_> {
             master_addr,
             master_port,
             run_id: self.run_id(job),
+            secret: None,
             mpi: true,
         })
     }
@@ -306,6 +320,7 @@ impl Variables<'_> {
             master_addr,
             master_port,
             run_id: self.run_id(job),
+            secret: None,
             mpi: false,
         })
     }
@@ -432,7 +447,17 @@ mod tests {
         let [rank, local_rank, world_size, local_world_size] = ranks;
         let (master_addr, run_id) = (address.to_owned(), run_id.to_owned());
         let (master_port, mpi) = (port, false);
-        Environment { rank, local_rank, world_size, local_world_size, master_addr, master_port, run_id, mpi }
+        Environment {
+            rank,
+            local_rank,
+            world_size,
+            local_world_size,
+            master_addr,
+            master_port,
+            run_id,
+            secret: None,
+            mpi,
+        }
     }
 
     fn by_mpi(environment: Environment) -> Option<Environment> {
@@ -585,6 +610,25 @@ mod tests {
         assert!(
             text.contains("LOCAL_RANK is `2`, expected a number below the local world size, 2"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn every_launchers_ranks_take_the_secret_and_never_show_it() {
+        let digits = "0123456789abcdef0123456789ABCDEF";
+        for variables in [RUN, &format!("{OMPI} MASTER_PORT=5"), TASK] {
+            let environment = read(&format!("{variables} BURN_NCCL_SECRET={digits}")).unwrap().unwrap();
+            assert_eq!(environment.secret, Some(Secret::from_hex(digits).unwrap()));
+            let shown = format!("{environment:?}");
+            assert!(shown.contains("secret: Some(Secret(..))") && !shown.contains("0123"), "{shown}");
+            let short = &digits[2..];
+            let text = read(&format!("{variables} BURN_NCCL_SECRET={short}")).unwrap_err().to_string();
+            assert!(text.contains("BURN_NCCL_SECRET has 30 digits") && !text.contains(short), "{text}");
+        }
+        assert_eq!(
+            read(&format!("BURN_NCCL_SECRET={digits}")).unwrap(),
+            None,
+            "a secret alone makes no rank"
         );
     }
 

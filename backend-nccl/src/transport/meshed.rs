@@ -31,7 +31,7 @@ pub(crate) fn connect(
     let others: Vec<usize> = (0..world_size).filter(|peer| *peer != rank).collect();
     let failed = |failure| Error::SetUp { rank, world_size, failure };
     let connections = connecting.connect(Role::Control, &others, deadline)?;
-    let control = Control::start(rank, world_size, connections).map_err(failed)?;
+    let control = Control::start(rank, world_size, connections, mesh.host_timeout).map_err(failed)?;
     let engine = start::start(&mesh, &control, &mut connecting, wish, deadline)?;
     let meshed = Meshed { mesh, all, control, engine };
     // Rank 0 may close the rendezvous only when no rank needs it any more.

@@ -144,6 +144,7 @@ impl Shm {
             .map_or(1, |set| (0..CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false)).count());
         let state = State {
             peers: vec![Peer::default(); members.len()],
+            changes: 0,
             rounds: 0,
             slots: [const { Vec::new() }; INLINE_SLOTS],
             next_slot: 0,

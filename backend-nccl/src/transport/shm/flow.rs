@@ -58,6 +58,7 @@ pub(super) fn run(
     let buffers = Buffers::of(collective, &shape, among.own());
     let members = shm.indices(among);
     let others: Vec<usize> = members.iter().copied().filter(|member| *member != shm.own).collect();
+    look_for_obstacles(shm, state, control, call, &others)?;
     let last: Vec<Option<Signature>> = state.peers.iter().map(|peer| peer.last).collect();
     let wait = Wait { shm, control, call, sequence: call.sequence, last: &last };
 
@@ -77,6 +78,32 @@ pub(super) fn run(
 
     state.rounds += Rounds::new(shm, shape, among.own(), &members, &posts, buffers).run(&wait)?;
     finish(shm, state, &wait, &others, location)
+}
+
+/// Refuses a collective that a peer has already given up, even if that peer announced it and its bytes are there: it
+/// would end well here and badly there. Nobody can have finished it before this rank has come.
+fn look_for_obstacles(
+    shm: &Shm,
+    state: &mut State,
+    control: &Control,
+    call: Call,
+    others: &[usize],
+) -> Result<(), Failure> {
+    let changes = control.changes();
+    if changes == state.changes {
+        return Ok(());
+    }
+    let obstacle = |member: &usize| control.obstacle(shm.members[*member], call.sequence);
+    match others.iter().find_map(obstacle) {
+        Some(obstacle) => Err(obstacle),
+        None => {
+            // Only with none among all: another call is among others.
+            if others.len() + 1 == shm.members.len() {
+                state.changes = changes;
+            }
+            Ok(())
+        }
+    }
 }
 
 /// Tells the others what this rank calls.

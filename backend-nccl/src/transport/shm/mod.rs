@@ -83,6 +83,8 @@ pub(crate) struct Shm {
 struct State {
     /// By member.
     peers: Vec<Peer>,
+    /// The standing of the peers at which none was an obstacle; 0 before the first look.
+    changes: u64,
     /// The rounds done so far.
     rounds: u64,
     /// Who may still read each inline slot.

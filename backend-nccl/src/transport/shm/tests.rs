@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    group::DEFAULT_HOST_TIMEOUT,
     transport::{DType, Incoming, OpKind, Outgoing, Patience, ReduceOp},
 };
 
@@ -49,7 +50,8 @@ pub(super) fn group(world_size: usize) -> Vec<Rank> {
                 let ranks = &ranks;
                 scope.spawn(move || {
                     connections.sort_by_key(|(peer, _)| *peer);
-                    let control = Control::start(rank, world_size, connections).unwrap();
+                    let control =
+                        Control::start(rank, world_size, connections, DEFAULT_HOST_TIMEOUT).unwrap();
                     let shm = connect(&control, ranks, Deadline::after(LIMIT)).unwrap().unwrap();
                     let all = Members::all(rank, world_size);
                     Rank { control, shm, all, sequence: 0, patience: Patience::Waiting, limit: LIMIT }

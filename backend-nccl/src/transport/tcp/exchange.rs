@@ -316,10 +316,7 @@ impl<'a> Exchange<'a> {
         loop {
             // A local abort ends the connections as well, and it knows the reason.
             if let Some(failure) = control.failure().or_else(|| control.obstacle(rank, u64::MAX)) {
-                return match failure {
-                    Failure::PeerLost { rank, .. } => Failure::PeerLost { rank, detail: detail.to_owned() },
-                    failure => failure,
-                };
+                return failure;
             }
             if grace.expired() {
                 return Failure::PeerLost { rank, detail: detail.to_owned() };
