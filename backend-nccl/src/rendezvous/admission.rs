@@ -10,7 +10,8 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::crowd::{Crowd, SHORTEST_STAY};
-use super::hello::{GREETING_BYTES, Hello, Identity, Opening, REFUSED, tell};
+use super::hello::{Hello, Identity};
+use super::opening::{GREETING_BYTES, Opening, REFUSED, tell};
 use super::pending::{CONFIRMATION_LIMIT, Pending, Stage};
 use super::refusal::Refusal;
 use crate::deadline::Deadline;
@@ -252,7 +253,8 @@ mod tests {
     use std::{io::Read, net::Ipv4Addr};
 
     use super::super::call::{call, call_in_attempts};
-    use super::super::hello::{CONFIRMATION, PETITION_BYTES, Role};
+    use super::super::hello::Role;
+    use super::super::opening::{ANSWER_BYTES, CONFIRMATION, PETITION_BYTES};
     use super::super::{dice::Dice, listen};
     use super::*;
     use crate::Error;
@@ -428,7 +430,7 @@ mod tests {
             admission.admit(Duration::from_millis(50), |_| Ok(()));
             rank.read_exact(reply).unwrap();
         };
-        let (mut greeting, mut answer) = ([0; GREETING_BYTES], [0; super::super::hello::ANSWER_BYTES]);
+        let (mut greeting, mut answer) = ([0; GREETING_BYTES], [0; ANSWER_BYTES]);
         exchange(opening.caller_greeting(), &mut greeting, &mut admission);
         opening.hear(&greeting).unwrap();
         exchange(&opening.petition(&hello(Role::Data)), &mut answer, &mut admission);

@@ -547,7 +547,11 @@ mod tests {
         for (ranks, place) in [(OMPI, [1, 1, 2, 2]), (HYDRA, [3, 1, 4, 2])] {
             for (given, address, port) in [("", "", 0), ("MASTER_ADDR=a", "a", 0), ("MASTER_PORT=7", "", 7)] {
                 let expected = by_mpi(environment(place, address, port, "default"));
-                assert_eq!(read_where(&format!("{ranks} {given}"), true).unwrap(), expected, "{ranks} {given}");
+                assert_eq!(
+                    read_where(&format!("{ranks} {given}"), true).unwrap(),
+                    expected,
+                    "{ranks} {given}"
+                );
             }
             let both = format!("{ranks} MASTER_ADDR=a MASTER_PORT=7");
             assert_eq!(read_where(&both, true).unwrap(), read(&both).unwrap());

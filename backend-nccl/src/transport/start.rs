@@ -58,11 +58,11 @@ impl Start<'_> {
         let host = wish.host.unwrap_or_else(host::fingerprint);
         let own = Seat { host, kind: wish.kind, mpi: mpi::world() };
         let json = serde_json::to_vec(&own).expect("a seat is plain data");
-        let seats = self.control.gather("seat", &json, self.deadline).map_err(|failure| self.failed(failure))?;
+        let seats =
+            self.control.gather("seat", &json, self.deadline).map_err(|failure| self.failed(failure))?;
         let read = |(rank, json): (usize, Vec<u8>)| {
-            serde_json::from_slice(&json).map_err(|error| {
-                self.failed(Failure::Protocol { rank, detail: format!("no seat: {error}") })
-            })
+            serde_json::from_slice(&json)
+                .map_err(|error| self.failed(Failure::Protocol { rank, detail: format!("no seat: {error}") }))
         };
         seats.into_iter().enumerate().map(read).collect()
     }
@@ -102,7 +102,9 @@ impl Start<'_> {
             Ok(shm) => Some(shm),
             Err(reason) => {
                 let name = across.name();
-                log::warn!("no shared memory on the host of rank {own}, so data goes over {name} there: {reason}");
+                log::warn!(
+                    "no shared memory on the host of rank {own}, so data goes over {name} there: {reason}"
+                );
                 None
             }
         };
@@ -111,7 +113,8 @@ impl Start<'_> {
 
     /// Shared memory between ranks of this host, or why there is none. All ranks of the group come here.
     fn share(&self, members: &[usize]) -> Result<Result<Box<dyn Engine>, String>> {
-        let shm = shm::connect(self.control, members, self.deadline).map_err(|failure| self.failed(failure))?;
+        let shm =
+            shm::connect(self.control, members, self.deadline).map_err(|failure| self.failed(failure))?;
         Ok(shm.map(|shm| Box::new(shm) as Box<dyn Engine>))
     }
 

@@ -11,7 +11,9 @@ pub(super) fn divide(dtype: DType, bytes: &mut [u8], by: usize) {
     match dtype {
         DType::F32 => each(bytes, |value| (f32::from_ne_bytes(value) / wide).to_ne_bytes()),
         DType::F64 => each(bytes, |value| (f64::from_ne_bytes(value) / by as f64).to_ne_bytes()),
-        DType::F16 => each(bytes, |value| f16::from_f32(f16::from_ne_bytes(value).to_f32() / wide).to_ne_bytes()),
+        DType::F16 => {
+            each(bytes, |value| f16::from_f32(f16::from_ne_bytes(value).to_f32() / wide).to_ne_bytes())
+        }
         DType::BF16 => {
             each(bytes, |value| bf16::from_f32(bf16::from_ne_bytes(value).to_f32() / wide).to_ne_bytes())
         }

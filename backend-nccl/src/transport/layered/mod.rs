@@ -16,12 +16,8 @@ mod divide;
 use std::time::Duration;
 
 use super::{
-    Buffer, Call, Collective, DType, ReduceOp,
-    choose::Hosts,
-    control::Control,
-    engine::Engine,
-    members::Members,
-    plan::share,
+    Buffer, Call, Collective, DType, ReduceOp, choose::Hosts, control::Control, engine::Engine,
+    members::Members, plan::share,
 };
 use crate::failure::Failure;
 
@@ -50,7 +46,8 @@ struct Layout {
 impl Layout {
     fn new(hosts: &Hosts, rank: usize) -> Self {
         let ranks = hosts.ranks();
-        let rail_of = |place: usize| ranks.iter().map(|ranks| ranks.get(place).copied()).collect::<Option<Vec<_>>>();
+        let rail_of =
+            |place: usize| ranks.iter().map(|ranks| ranks.get(place).copied()).collect::<Option<Vec<_>>>();
         // Members are in rank order. A rail on which that is not the order of the hosts would add in another order than
         // the first one, where it is.
         let rails = (0..).map_while(|place| rail_of(place).filter(|rail| rail.is_sorted())).count();

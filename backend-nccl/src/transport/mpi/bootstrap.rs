@@ -122,7 +122,10 @@ fn reachable(rank: usize, addresses: &[IpAddr], port: u16, deadline: Deadline) -
     let mut last = "it has no address but loopback".to_owned();
     loop {
         for address in addresses {
-            match TcpStream::connect_timeout(&SocketAddr::new(*address, port), deadline.remaining_at_most(ATTEMPT)) {
+            match TcpStream::connect_timeout(
+                &SocketAddr::new(*address, port),
+                deadline.remaining_at_most(ATTEMPT),
+            ) {
                 Ok(_) => return Ok(*address),
                 Err(error) => last = error.to_string(),
             }

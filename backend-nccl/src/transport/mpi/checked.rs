@@ -35,7 +35,8 @@ impl Fault {
                 && ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut length) == SUCCESS
         };
         let length = usize::try_from(length).unwrap_or(0).min(text.len());
-        let text = if told { String::from_utf8_lossy(&text[..length]).into_owned() } else { format!("code {code}") };
+        let text =
+            if told { String::from_utf8_lossy(&text[..length]).into_owned() } else { format!("code {code}") };
         Self { action, class, text }
     }
 }
@@ -93,12 +94,26 @@ impl Comm {
     /// # Safety
     ///
     /// `bytes` stay where they are, unchanged, until the request is complete.
-    pub(super) unsafe fn send(self, _: &Turn, bytes: &[u8], to: c_int, tag: c_int) -> Result<MPI_Request, Fault> {
+    pub(super) unsafe fn send(
+        self,
+        _: &Turn,
+        bytes: &[u8],
+        to: c_int,
+        tag: c_int,
+    ) -> Result<MPI_Request, Fault> {
         let action = || format!("send to rank {to} of MPI's world");
         let (count, mut request) = (count(bytes.len(), action)?, null_request());
         // SAFETY: the caller keeps the bytes; the handles are MPI's own.
         let code = unsafe {
-            ffi::MPI_Isend(bytes.as_ptr().cast::<c_void>(), count, ffi::RSMPI_UINT8_T, to, tag, self.0, &mut request)
+            ffi::MPI_Isend(
+                bytes.as_ptr().cast::<c_void>(),
+                count,
+                ffi::RSMPI_UINT8_T,
+                to,
+                tag,
+                self.0,
+                &mut request,
+            )
         };
         check(code, action).map(|()| request)
     }
@@ -243,5 +258,6 @@ pub(super) fn largest_tag(_: &Turn, comm: MPI_Comm) -> Result<c_int, Fault> {
 }
 
 fn count(length: usize, action: impl FnOnce() -> String) -> Result<c_int, Fault> {
-    c_int::try_from(length).map_err(|_| Fault::ours(&action(), format!("{length} is more than MPI can count")))
+    c_int::try_from(length)
+        .map_err(|_| Fault::ours(&action(), format!("{length} is more than MPI can count")))
 }

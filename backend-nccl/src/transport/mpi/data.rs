@@ -64,7 +64,8 @@ impl<'a> Data<'a> {
 
     /// Folds the chunk at `ready`: the versions of the other members, in their order, with this rank's.
     pub(super) fn fold(&mut self, versions: &[&[u8]]) {
-        let Some(((dtype, op), len)) = self.reduction.zip(versions.first().map(|version| version.len())) else {
+        let Some(((dtype, op), len)) = self.reduction.zip(versions.first().map(|version| version.len()))
+        else {
             return;
         };
         let own = self.plan.own(self.own).start + self.ready;

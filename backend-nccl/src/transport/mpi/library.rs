@@ -121,7 +121,9 @@ fn serve(deadline: Deadline) {
     let ours = library.ours;
     // SAFETY: the function is of the right kind and lives as long as the program.
     if ours && unsafe { nix::libc::atexit(at_exit) } != 0 {
-        log::warn!("MPI cannot be finalized when the program exits: the system keeps no more functions for that");
+        log::warn!(
+            "MPI cannot be finalized when the program exits: the system keeps no more functions for that"
+        );
     }
     change(State::Ready(library));
     if !ours {
@@ -242,10 +244,14 @@ impl Library {
     pub(super) fn new_tag(&self) -> Result<c_int, Fault> {
         let number = self.groups.fetch_add(1, Ordering::Relaxed);
         let tag = number.checked_mul(self.size as u64).and_then(|tag| tag.checked_add(self.rank as u64));
-        tag.and_then(|tag| c_int::try_from(tag).ok()).filter(|tag| *tag <= self.largest_tag).ok_or_else(|| {
-            let text = format!("{number} groups are all that its tags can tell apart; keep groups and reuse them");
-            Fault::ours("make another group", text)
-        })
+        tag.and_then(|tag| c_int::try_from(tag).ok()).filter(|tag| *tag <= self.largest_tag).ok_or_else(
+            || {
+                let text = format!(
+                    "{number} groups are all that its tags can tell apart; keep groups and reuse them"
+                );
+                Fault::ours("make another group", text)
+            },
+        )
     }
 }
 

@@ -31,7 +31,8 @@ use library::Library;
 use transfers::Pool;
 
 use super::{
-    Call, Collective, Signature, TransportKind, choose::World, control::Control, engine::Engine, members::Members,
+    Call, Collective, Signature, TransportKind, choose::World, control::Control, engine::Engine,
+    members::Members,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Environment};
 
@@ -114,7 +115,8 @@ pub(super) fn connect(
         failure,
     })?;
     let tag = tags[0].as_slice().try_into().map(c_int::from_le_bytes);
-    let tag = tag.map_err(|_| Fault::ours("agree on a tag", "rank 0 sent none; build all ranks from one version"))?;
+    let tag =
+        tag.map_err(|_| Fault::ours("agree on a tag", "rank 0 sent none; build all ranks from one version"))?;
     let ranks = world_ranks.iter().map(|rank| *rank as c_int).collect();
     Ok(Mpi { library, ranks, tag, group_tag, pool: Mutex::default(), seen: Mutex::default() })
 }

@@ -148,15 +148,18 @@ impl Transfers {
     pub(super) fn test(&mut self, turn: &Turn, completed: &mut Vec<Completed>) -> Result<(), Fault> {
         self.indices.resize(self.requests.len(), 0);
         self.statuses.resize(self.requests.len(), empty_status());
-        let count =
-            checked::test_some(turn, &mut self.requests, &mut self.indices, &mut self.statuses)?;
+        let count = checked::test_some(turn, &mut self.requests, &mut self.indices, &mut self.statuses)?;
         let mut places: Vec<(usize, usize)> = Vec::with_capacity(count);
         for (index, status) in self.indices[..count].iter().zip(&self.statuses) {
             let place = usize::try_from(*index).ok().filter(|place| *place < self.transfers.len());
-            let place = place.ok_or_else(|| Fault::ours("move its data", "it names a request that is none"))?;
+            let place =
+                place.ok_or_else(|| Fault::ours("move its data", "it names a request that is none"))?;
             let transfer = &self.transfers[place];
-            let count =
-                if transfer.purpose == Purpose::Send { transfer.len } else { checked::received(turn, status)? };
+            let count = if transfer.purpose == Purpose::Send {
+                transfer.len
+            } else {
+                checked::received(turn, status)?
+            };
             places.push((place, count));
         }
         // From the back, so that places that are to come stay what they are.
@@ -197,7 +200,10 @@ impl Drop for Transfers {
             log::debug!("MPI {fault}");
         }
         if !self.is_empty() {
-            log::debug!("{} messages of a failed group are left to MPI with their memory", self.requests.len());
+            log::debug!(
+                "{} messages of a failed group are left to MPI with their memory",
+                self.requests.len()
+            );
         }
         self.transfers.drain(..).for_each(std::mem::forget);
     }
