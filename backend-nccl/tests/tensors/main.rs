@@ -16,6 +16,7 @@ mod placement;
 mod scaling;
 mod scaling_on_ranks;
 mod sync_batch_norm;
+mod views;
 
 use std::time::Duration;
 

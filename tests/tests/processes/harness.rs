@@ -166,7 +166,7 @@ pub(crate) fn run(scenario: &Scenario, ranks: usize, stuck: Option<usize>) -> Ve
 
 /// A free port that rank 0 can listen on and the system gives to nobody else while the socket lives. A port that is
 /// released first may become the end of another job's connection before rank 0 comes.
-fn hold_free_port() -> Socket {
+pub(crate) fn hold_free_port() -> Socket {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
     socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();

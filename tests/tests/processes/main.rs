@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod communication;
+mod conformance;
 mod determinism;
 mod faults;
 mod harness;
@@ -9,5 +10,6 @@ mod hosts;
 mod launchers;
 mod learner;
 mod parity;
+mod reports;
 mod sync_batch_norm;
 mod uneven;
