@@ -213,7 +213,9 @@ mod tests {
         assert_eq!(refused(Identity::new(2, 4, "other", secret)), Some(Refusal::Token));
         let expected = Refusal::WorldSize { expected: 4 };
         assert_eq!(refused(Identity::new(2, 3, "job", secret)), Some(expected));
-        assert_eq!(refused(Identity { rank: 4, ..identity(2) }), Some(Refusal::RankOutOfRange));
+        let mut outside = identity(2);
+        outside.rank = 4;
+        assert_eq!(refused(outside), Some(Refusal::RankOutOfRange));
         let elsewhere = Hello::new(identity(2), Role::Data, 1).unwrap();
         assert_eq!(open(&elsewhere), Some(Err(Refusal::WrongRank { expected: 0 })));
     }
