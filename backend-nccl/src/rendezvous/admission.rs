@@ -202,6 +202,10 @@ impl Admission {
         accepts: &mut impl FnMut(&Hello) -> Result<(), Refusal>,
     ) {
         for _ in 0..ACCEPT_BATCH {
+            // The last one may have been one too many, and all of them too new to go.
+            if self.pause.is_none() && !self.pending.make_place() {
+                self.pause = Some(Deadline::after(SHORTEST_STAY));
+            }
             if self.pause.is_some() {
                 return;
             }
@@ -211,9 +215,6 @@ impl Admission {
                         self.pending.push(Pending::new(stream));
                         // What it says is often there already.
                         self.serve(self.pending.len() - 1, admitted, accepts);
-                        if !self.pending.make_place() {
-                            self.pause = Some(Deadline::after(SHORTEST_STAY));
-                        }
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
