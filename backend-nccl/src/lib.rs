@@ -64,7 +64,9 @@
 //! burn-nccl = { path = "burn-nccl/backend-nccl", features = ["flex"] }
 //! ```
 //!
-//! `train` adds [`ddp`]`::DdpStrategy`.
+//! `train` adds [`ddp`]`::DdpStrategy`. `mpi` lets ranks that an `mpirun` has started find each other with no other setting,
+//! and exchange data between hosts by the machine's MPI; it needs `mpicc` and libclang to build, and the same MPI's
+//! `mpirun` to run.
 //!
 //! # Errors
 //!

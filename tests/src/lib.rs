@@ -23,6 +23,7 @@ pub mod saving;
 pub mod scenario;
 pub mod stress;
 pub mod training;
+pub mod transfers;
 
 pub use report::Report;
 pub use scenario::Scenario;

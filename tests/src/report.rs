@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::fingerprint::{parameters, sha256};
 use crate::resuming::Resumed;
 use crate::saving::Saved;
+use crate::transfers::Transferred;
 
 /// The exit code of a rank that returned an error.
 pub const ERROR_EXIT_CODE: i32 = 3;
@@ -34,6 +35,10 @@ pub enum Report {
         /// The sum of all ranks' numbers plus one each.
         sum: i64,
     },
+    /// It ran every collective.
+    Transferred(Transferred),
+    /// It measured an all-reduce over this transport: bytes and the median of microseconds.
+    Measured(String, Vec<(usize, f64)>),
     /// It took part in rounds of collectives.
     Exchanged {
         /// This rank.

@@ -1,9 +1,9 @@
 //! Everything that a rank can be asked to do.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn_nccl::launch::LaunchConfig;
-use burn_nccl::{DType, Environment, Error, GroupOptions, ProcessGroup, ReduceOp};
+use burn_nccl::{DType, Environment, Error, GroupOptions, ProcessGroup, ReduceOp, TransportKind};
 use burn_nccl_datasets::Sampling;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,7 @@ use crate::resnet::ResNetTraining;
 use crate::resuming::Resuming;
 use crate::saving::{Saving, refusal};
 use crate::training::{Training, group};
+use crate::transfers::transfer;
 use crate::{evaluation, stress};
 
 const TIMEOUT_SECONDS: u64 = 60;
@@ -25,6 +26,12 @@ const TIMEOUT_SECONDS: u64 = 60;
 pub enum Scenario {
     /// Adds up the ranks' numbers.
     Reduce,
+    /// Runs every collective, over this transport.
+    Transfer(TransportKind),
+    /// Measures an all-reduce of f32 in memory of the group, without checks.
+    Measure,
+    /// Calls another collective than the others, on this rank.
+    Differ(usize),
     /// Joins the others within this many seconds.
     Join(u64),
     /// Trains a small net as one of the ranks.
@@ -68,6 +75,9 @@ impl Scenario {
     pub fn play(&self) -> Result<Report, Error> {
         match self {
             Self::Reduce => reduce(),
+            Self::Transfer(kind) => transfer(&connect(Some(*kind))?).map(Report::Transferred),
+            Self::Measure => measure(),
+            Self::Differ(rank) => differ(*rank),
             Self::Join(seconds) => join(*seconds),
             Self::Train(training) => training.by_ranks().map(Report::Trained),
             Self::Joined(training) => Ok(Report::Trained(training.joined())),
@@ -117,6 +127,47 @@ fn reduce() -> Result<Report, Error> {
     group.all_reduce(&mut number, DType::I64, ReduceOp::Sum)?;
     let (rank, world_size) = (group.rank(), group.world_size());
     Ok(Report::Reduced { rank, world_size, sum: i64::from_ne_bytes(number) })
+}
+
+/// The group of the environment, over this transport or the one that the environment asks for.
+fn connect(kind: Option<TransportKind>) -> Result<ProcessGroup, Error> {
+    let mut options = GroupOptions::default();
+    // A measurement pays for no checks; the rest is a debug build's default.
+    options.check &= kind.is_some();
+    options.transport = kind;
+    match Environment::read()? {
+        Some(environment) => ProcessGroup::connect(&environment, options),
+        None => Ok(ProcessGroup::single()),
+    }
+}
+
+fn measure() -> Result<Report, Error> {
+    // Bytes and repeats.
+    const SIZES: [(usize, usize); 4] = [(1 << 10, 2000), (1 << 16, 500), (26_214_400, 20), (102_400_000, 8)];
+    let group = connect(None)?;
+    let mut medians = Vec::new();
+    for (bytes, repeats) in SIZES {
+        let mut buffer = group.buffer(bytes);
+        let mut times = Vec::with_capacity(repeats);
+        for _ in 0..repeats {
+            let start = Instant::now();
+            group.all_reduce(&mut buffer, DType::F32, ReduceOp::Sum)?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        times.sort_by(f64::total_cmp);
+        medians.push((bytes, times[repeats / 2]));
+    }
+    Ok(Report::Measured(group.transport_name().to_owned(), medians))
+}
+
+fn differ(rank: usize) -> Result<Report, Error> {
+    let group = group(TIMEOUT_SECONDS)?;
+    if group.rank() == rank {
+        group.barrier()?;
+    } else {
+        group.all_reduce(&mut [0; 4], DType::F32, ReduceOp::Sum)?;
+    }
+    panic!("nobody noticed that the ranks called different collectives")
 }
 
 fn conform(parts: &[Part]) -> Result<Report, Error> {

@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 /// The transport that carries a group's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TransportKind {
-    /// The fastest that all ranks can use.
+    /// What suits where the ranks are: shared memory where they share one host. Between hosts MPI, where its launcher
+    /// started them and it is built in, else TCP; and where a host has several ranks, shared memory within it as a first and
+    /// a last step of an all-reduce, a broadcast or a barrier. Such steps add within a host before they add hosts, which
+    /// the last bits of a sum can show.
     #[default]
     Auto,
     /// TCP connections between all ranks.

@@ -128,6 +128,14 @@ impl Collective<'_> {
         Signature { sequence, kind, dtype, op, root: root as u32, bytes: bytes as u64 }
     }
 
+    /// What this folds, which what the group called need not: see [`Call::part_of`].
+    pub(crate) fn reduction(&self) -> Option<(DType, ReduceOp)> {
+        match self {
+            Self::AllReduce { dtype, op, .. } | Self::ReduceScatter { dtype, op, .. } => Some((*dtype, *op)),
+            _ => None,
+        }
+    }
+
     /// Whether all ranks of the group take part, so that it has a place in their common order.
     pub(crate) fn is_common(&self) -> bool {
         !matches!(self, Self::Exchange { .. })

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 const PATIENCE: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(5);
 /// What a launcher around the tests may have left in the environment.
-const LAUNCH_VARIABLES: [&str; 10] = [
+const LAUNCH_VARIABLES: [&str; 11] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -25,6 +25,7 @@ const LAUNCH_VARIABLES: [&str; 10] = [
     "OMPI_COMM_WORLD_RANK",
     "SLURM_PROCID",
     "BURN_NCCL_ERROR_FILE",
+    "BURN_NCCL_TRANSPORT",
     "BURN_NCCL_SECRET",
 ];
 
@@ -38,9 +39,9 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Every report on stdout.
+    /// Every report on stdout. A launcher may put a prefix before each line.
     pub(crate) fn reports(&self) -> Vec<Report> {
-        self.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.stdout.lines().filter_map(|line| serde_json::from_str(&line[line.find('{')?..]).ok()).collect()
     }
 
     pub(crate) fn report(&self) -> Report {

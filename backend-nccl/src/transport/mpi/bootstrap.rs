@@ -12,7 +12,7 @@ use super::{
 use crate::{
     Error, Result,
     deadline::Deadline,
-    rendezvous::{Environment, join_host_port, listen},
+    rendezvous::{Environment, Secret, join_host_port, listen},
     transport::host,
 };
 
@@ -52,7 +52,9 @@ pub(super) fn find(
     };
     let first = collect(library, &own, deadline)?.swap_remove(0);
     environment.master_port = first.port;
-    environment.run_id = format!("{}/{}", environment.run_id, first.secret);
+    if environment.secret.is_none() {
+        environment.secret = Some(Secret::from_hex(&first.secret)?);
+    }
     if environment.master_addr.is_empty() {
         environment.master_addr = if one_host {
             Ipv4Addr::LOCALHOST.to_string()

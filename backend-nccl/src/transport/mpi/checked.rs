@@ -194,8 +194,8 @@ pub(super) fn test_some(
     let count = usize::try_from(count).unwrap_or(0).min(requests.len());
     let Err(fault) = check(code, action) else { return Ok(count) };
     // The code of the call says only that one of the requests has failed.
-    let own = statuses[..count].iter().map(|status| status.MPI_ERROR);
-    let own = own.filter(|code| *code != SUCCESS && *code != ffi::MPI_ERR_PENDING as c_int).next();
+    let mut own = statuses[..count].iter().map(|status| status.MPI_ERROR);
+    let own = own.find(|code| *code != SUCCESS && *code != ffi::MPI_ERR_PENDING as c_int);
     match own {
         Some(code) if fault.class == ffi::MPI_ERR_IN_STATUS as i32 => Err(Fault::of(action(), code)),
         _ => Err(fault),

@@ -19,11 +19,8 @@ pub(super) struct Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    pub(super) fn new(
-        collective: Collective<'a>,
-        reduction: Option<(DType, ReduceOp)>,
-        among: &Members,
-    ) -> Self {
+    pub(super) fn new(collective: Collective<'a>, among: &Members) -> Self {
+        let reduction = collective.reduction();
         let (own, members) = (among.own(), among.len());
         let plan = Plan::new(&collective, own, members);
         let ready = if let Collective::AllGather { send, .. } = &collective { send.len() } else { 0 };

@@ -63,7 +63,7 @@ impl<'a> Exchange<'a> {
         let Setting { mpi, control, among, call } = setting;
         let is_common = collective.is_common();
         let (announced, expected) = call.signatures(&collective, among);
-        let data = Data::new(collective, announced.op.map(|op| (announced.dtype, op)), among);
+        let data = Data::new(collective, among);
         let lanes: Vec<Lane> = (0..among.len())
             .filter(|place| *place != among.own() && data.plan.involves(*place))
             .map(|place| Lane::new(&data.plan, among.own(), place, mpi.peer(among.rank(place))))

@@ -83,7 +83,7 @@ impl<'a> Exchange<'a> {
         let is_common = collective.is_common();
         let (announced, expected) = call.signatures(&collective, among);
         let own = plan.own(place);
-        let reduction = announced.op.map(|op| (announced.dtype, op));
+        let reduction = collective.reduction();
         let mut ready = 0;
         if let Collective::AllGather { .. } = collective {
             ready = own.len();
