@@ -10,7 +10,8 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::crowd::{Crowd, SHORTEST_STAY};
-use super::hello::{GREETING_BYTES, Hello, Identity, Opening, REFUSED, tell};
+use super::hello::{Hello, Identity};
+use super::opening::{GREETING_BYTES, Opening, REFUSED, tell};
 use super::pending::{CONFIRMATION_LIMIT, Pending, Stage};
 use super::refusal::Refusal;
 use crate::deadline::Deadline;
@@ -201,6 +202,10 @@ impl Admission {
         accepts: &mut impl FnMut(&Hello) -> Result<(), Refusal>,
     ) {
         for _ in 0..ACCEPT_BATCH {
+            // The last one may have been one too many, and all of them too new to go.
+            if self.pause.is_none() && !self.pending.make_place() {
+                self.pause = Some(Deadline::after(SHORTEST_STAY));
+            }
             if self.pause.is_some() {
                 return;
             }
@@ -210,9 +215,6 @@ impl Admission {
                         self.pending.push(Pending::new(stream));
                         // What it says is often there already.
                         self.serve(self.pending.len() - 1, admitted, accepts);
-                        if !self.pending.make_place() {
-                            self.pause = Some(Deadline::after(SHORTEST_STAY));
-                        }
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -252,7 +254,8 @@ mod tests {
     use std::{io::Read, net::Ipv4Addr};
 
     use super::super::call::{call, call_in_attempts};
-    use super::super::hello::{CONFIRMATION, PETITION_BYTES, Role};
+    use super::super::hello::Role;
+    use super::super::opening::{ANSWER_BYTES, CONFIRMATION, PETITION_BYTES};
     use super::super::{dice::Dice, listen};
     use super::*;
     use crate::Error;
@@ -428,7 +431,7 @@ mod tests {
             admission.admit(Duration::from_millis(50), |_| Ok(()));
             rank.read_exact(reply).unwrap();
         };
-        let (mut greeting, mut answer) = ([0; GREETING_BYTES], [0; super::super::hello::ANSWER_BYTES]);
+        let (mut greeting, mut answer) = ([0; GREETING_BYTES], [0; ANSWER_BYTES]);
         exchange(opening.caller_greeting(), &mut greeting, &mut admission);
         opening.hear(&greeting).unwrap();
         exchange(&opening.petition(&hello(Role::Data)), &mut answer, &mut admission);

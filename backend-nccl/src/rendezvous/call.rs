@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use super::hello::{
-    ANSWER_BYTES, CALLEE_MAGIC, CONFIRMATION, GREETING_BYTES, Hello, Identity, Opening, REFUSED,
-};
+use super::hello::{Hello, Identity};
+use super::opening::{ANSWER_BYTES, CALLEE_MAGIC, CONFIRMATION, GREETING_BYTES, Opening, REFUSED};
 use super::{refusal::Refusal, resolve::resolve};
 use crate::{Error, Result, deadline::Deadline};
 
@@ -188,7 +187,7 @@ mod tests {
                 let own = opening.callee_greeting().to_vec();
                 let mut reader = stream.try_clone().unwrap();
                 let mut answer = move || {
-                    let mut petition = [0; super::super::hello::PETITION_BYTES];
+                    let mut petition = [0; super::super::opening::PETITION_BYTES];
                     // A caller that does not like the greeting says nothing more.
                     if reader.read_exact(&mut petition).is_err() {
                         return Vec::new();

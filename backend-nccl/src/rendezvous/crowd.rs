@@ -32,13 +32,12 @@ impl Crowd {
         self.all.iter().filter(|caller| caller.is_stranger()).count()
     }
 
-    /// Sends a stranger away if there is one too many; whether there is room for another now.
+    /// Sends strangers away while there are too many; whether there is room for another now.
     pub(super) fn make_place(&mut self) -> bool {
-        if self.all.len() <= self.most || self.strangers() <= self.most {
-            return true;
+        while self.all.len() > self.most && self.strangers() > self.most {
+            let Some(at) = self.victim() else { return false };
+            drop(self.all.swap_remove(at));
         }
-        let Some(at) = self.victim() else { return false };
-        drop(self.all.swap_remove(at));
         true
     }
 

@@ -9,6 +9,7 @@ mod environment;
 mod hello;
 mod limits;
 mod listen;
+mod opening;
 mod pending;
 mod refusal;
 mod resolve;

@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use super::hello::{CONFIRMATION, GREETING_BYTES, Hello, Opening, PETITION_BYTES};
+use super::hello::Hello;
+use super::opening::{CONFIRMATION, GREETING_BYTES, Opening, PETITION_BYTES};
 use crate::deadline::Deadline;
 
 /// How long a connection may take to prove itself, so that a silent stranger does not stay.

@@ -62,19 +62,22 @@ fn exchange(rounds: usize, elements: usize, folder: Option<&Path>) -> Exchange {
     Exchange { rounds, elements, timeout_seconds: 60.0, folder: folder.map(Path::to_owned) }
 }
 
-/// Asserts that the ranks of a job with this name of rank 0's host find each other and compute what they should.
+/// Asserts that the ranks of a job with this name of rank 0's host find each other, share memory within each host without
+/// being told, and compute what they should.
 fn assert_exchanged(network: &Network, exchange: Exchange, master: &str, meanwhile: impl FnOnce(&[u32])) {
-    let ends = run_commands(ranks(network, &Scenario::Exchange(exchange), master), meanwhile);
+    assert_carried("layered", ranks(network, &Scenario::Exchange(exchange), master), meanwhile);
+}
+
+/// Asserts that ranks that exchange compute what they should over this transport.
+fn assert_carried(by: &str, ranks: Vec<Command>, meanwhile: impl FnOnce(&[u32])) {
+    let ends = run_commands(ranks, meanwhile);
     for (expected, end) in ends.iter().enumerate() {
         assert!(end.status.success(), "{ends:#?}");
         let Report::Exchanged { rank, transport } = end.report() else { panic!("{end:#?}") };
         assert_eq!(rank, expected);
-        assert_eq!(transport, TRANSPORT);
+        assert_eq!(transport, by);
     }
 }
-
-/// What carries collectives between hosts of several ranks each.
-const TRANSPORT: &str = "tcp";
 
 #[test]
 fn four_ranks_on_two_hosts_compute_over_a_slow_and_lossy_network() {
@@ -84,6 +87,10 @@ fn four_ranks_on_two_hosts_compute_over_a_slow_and_lossy_network() {
     assert_exchanged(&network, exchange(3, 10_007, None), &network.family.address(0), |_| ());
     // Each collective has to cross the network at least once.
     assert!(start.elapsed() > 3 * 4 * Conditions::POOR.delay, "the network was not slow");
+    let scenario = Scenario::Exchange(exchange(3, 10_007, None));
+    let mut flat = ranks(&network, &scenario, &network.family.address(0));
+    flat.iter_mut().for_each(|rank| drop(rank.env("BURN_NCCL_TRANSPORT", "tcp")));
+    assert_carried("tcp", flat, |_| ());
     assert!(network.lost() > 0, "none of {} frames was lost", network.frames());
 }
 
