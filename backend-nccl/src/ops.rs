@@ -113,6 +113,12 @@ pub trait CollectiveBackend: Backend {
         host::reduce_scatter::<Self>(tensor, op, &call)
     }
 
+    /// Gives part `i` of dimension 0 to rank `i` and concatenates what the ranks give this one, in rank order. The world
+    /// size divides dimension 0.
+    fn group_all_to_all(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
+        host::all_to_all::<Self>(tensor, &call)
+    }
+
     /// Returns `tensor` unchanged; its gradient will pass through `hook` in the backward pass.
     ///
     /// `lift` is an untracked tensor whose place in the graph decides when the hook fires (see

@@ -34,6 +34,27 @@ pub enum Report {
         /// The sum of all ranks' numbers plus one each.
         sum: i64,
     },
+    /// It took part in rounds of collectives.
+    Exchanged {
+        /// This rank.
+        rank: usize,
+        /// The transport that carried them.
+        transport: String,
+    },
+    /// It went on without a rank that died.
+    Outlived {
+        /// What the group of all ranks failed of.
+        failure: Option<Failure>,
+        /// The sum of the survivors' numbers plus one each.
+        sum: i64,
+    },
+    /// It joined, and found its transport as it should be.
+    Conformed {
+        /// The number of ranks.
+        world_size: usize,
+        /// What carried the data.
+        transport: String,
+    },
     /// It saved checkpoints.
     Saved(Saved),
     /// It trained from a checkpoint to a checkpoint.

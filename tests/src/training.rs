@@ -53,6 +53,8 @@ pub struct Training {
     pub nets: Vec<Net>,
     /// Each rank's number of batches.
     pub batches: Vec<usize>,
+    /// How many parts the batch of one rank in one step has.
+    pub batch_parts: usize,
     /// The ranks that use the branch of [`Net::Branched`].
     pub branch_ranks: Vec<usize>,
     /// The steps in which they use it: those below.
@@ -73,6 +75,7 @@ impl Training {
             precision: Precision::Single,
             nets: vec![net; ranks],
             batches: vec![steps; ranks],
+            batch_parts: 1,
             branch_ranks: (0..ranks).collect(),
             branch_steps: usize::MAX,
             config: DdpConfig::new(),
@@ -86,18 +89,25 @@ impl Training {
     /// # Errors
     /// What the group or data-parallel training returns.
     pub fn by_ranks(&self) -> Result<Trained, Error> {
+        self.in_group(&group(self.timeout_seconds)?)
+    }
+
+    /// Trains as one of the ranks of `group`.
+    ///
+    /// # Errors
+    /// What the group or data-parallel training returns.
+    pub fn in_group(&self, group: &ProcessGroup) -> Result<Trained, Error> {
         let device = device(self.backend, self.precision);
-        let group = group(self.timeout_seconds)?;
         let rank = group.rank();
         // Each rank starts from other values: that all train rank 0's is part of the contract.
         let model = SmallNet::new(self.nets[rank], rank as u64, &device);
-        let (mut ddp, mut model) = DistributedDataParallel::new(model, &group, &self.config)?;
+        let (mut ddp, mut model) = DistributedDataParallel::new(model, group, &self.config)?;
         let start = sha256(&model);
         let (criterion, mut optimizer) = (criterion(&device), optimizer());
         for step in 0..self.batches[rank] {
             let loss = self.loss(step, &ddp.hook(&model)?, rank, &criterion, &device);
             if let Some(fault) = &self.fault {
-                fault.in_collective(step, &group)?;
+                fault.in_collective(step, group)?;
             }
             let gradients = ddp.backward(&loss, &model)?;
             model = optimizer.step(LEARNING_RATE, model, gradients);
@@ -130,13 +140,14 @@ impl Training {
         criterion: &CrossEntropyLoss,
         device: &Device,
     ) -> Tensor<1> {
-        let (images, labels) = batch(step, rank, device);
-        let mut logits = model.forward(images, self.uses_branch(step, rank));
+        let parts = rank * self.batch_parts..(rank + 1) * self.batch_parts;
+        let (images, labels): (Vec<_>, Vec<_>) = parts.map(|part| batch(step, part, device)).unzip();
+        let mut logits = model.forward(Tensor::cat(images, 0), self.uses_branch(step, rank));
         if let Some(fault) = &self.fault {
             fault.in_forward(step, rank);
             logits = fault.in_backward(step, rank, logits);
         }
-        criterion.forward(logits, labels)
+        criterion.forward(logits, Tensor::cat(labels, 0))
     }
 
     /// The loss whose gradient the ranks' average must be.

@@ -63,6 +63,16 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         }
     }
 
+    /// Adjoint: `dx = all_to_all(dy)`: what was sent comes back.
+    fn group_all_to_all(tensor: FloatTensor<Self>, call: Call) -> FloatTensor<Self> {
+        let (input, guard) = tensor.into_parts();
+        let output = B::group_all_to_all(input, call.clone());
+        match AllToAll.prepare::<C>([guard]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(Call::in_backward(&call.group), output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
+    }
+
     /// Adjoint: the gradient itself, delivered to the hook on its way.
     fn gradient_hook(
         tensor: FloatTensor<Self>,
@@ -183,6 +193,18 @@ impl<B: CollectiveBackend> Backward<B, 1> for Broadcast {
             let sum = B::group_all_reduce(grad, ReduceOp::Sum, call);
             if is_root { sum } else { B::float_zeros(sum.shape(), &sum.device(), sum.dtype().into()) }
         });
+    }
+}
+
+#[derive(Debug)]
+struct AllToAll;
+
+impl<B: CollectiveBackend> Backward<B, 1> for AllToAll {
+    type State = Call;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let call = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| B::group_all_to_all(grad, call));
     }
 }
 

@@ -39,6 +39,11 @@ pub(crate) fn reduce_scatter<B: Backend>(
     })
 }
 
+pub(crate) fn all_to_all<B: Backend>(tensor: FloatTensor<B>, call: &Call) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    resized::<B>(tensor, shape, call, |send, receive, dtype| call.group.all_to_all(send, receive, dtype))
+}
+
 pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &GradientHook) -> FloatTensor<B> {
     match read::<B>(gradient.clone()) {
         Ok(data) => {

@@ -1,7 +1,7 @@
 //! Values and gradients of the differentiable collectives, against formulas in the rank.
 
 use burn::tensor::{Device, Tensor};
-use burn_nccl::functions::{all_gather, all_reduce, broadcast, reduce_scatter};
+use burn_nccl::functions::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 use burn_nccl::{Error, ProcessGroup, ReduceOp};
 
 use crate::{assert_close, devices, on_ranks, values};
@@ -141,5 +141,15 @@ fn what_has_no_derivative_or_no_even_shares_is_refused_before_anything_is_sent()
     assert!(matches!(error, Error::NotDifferentiable { op: "reduce_scatter", reduce: ReduceOp::Max }));
     let odd = Tensor::<1>::zeros([3], &device);
     let error = reduce_scatter(odd, ReduceOp::Sum, group).unwrap_err();
-    assert!(matches!(error, Error::UnevenShards { rows: 3, world_size: 2 }));
+    assert!(matches!(error, Error::UnevenShards { op: "reduce_scatter", rows: 3, world_size: 2 }));
+}
+
+#[test]
+fn the_gradient_of_an_all_to_all_goes_back_the_way_the_values_came() {
+    // Element i of rank r goes to rank i, where it is element r and weighs (i + 1) (r + 1).
+    check(all_to_all, |rank| {
+        let r = rank as f32;
+        let held = |from: f32| [from + 1.0, 2.0 * (from + 1.0), -3.0 * from][rank];
+        (vec![held(0.0), held(1.0), held(2.0)], vec![r + 1.0, 2.0 * (r + 1.0), 3.0 * (r + 1.0)])
+    });
 }

@@ -6,7 +6,9 @@ mod accumulation;
 mod adjoints;
 mod autocast;
 mod clipping;
+mod communication;
 mod data_parallel;
+mod messages;
 mod model;
 mod overlap;
 #[cfg(feature = "ndarray")]
@@ -14,6 +16,7 @@ mod placement;
 mod scaling;
 mod scaling_on_ranks;
 mod sync_batch_norm;
+mod views;
 
 use std::time::Duration;
 

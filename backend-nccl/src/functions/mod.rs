@@ -7,6 +7,10 @@
 //!
 //! Source: `torch.distributed.nn.functional`, with the exact adjoints for minimum, maximum and product.
 
+mod messages;
+
+pub use messages::{gather, recv, scatter, send};
+
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::Tensor;
 
@@ -67,13 +71,28 @@ pub fn reduce_scatter<const D: usize>(
     group: &ProcessGroup,
 ) -> Result<Tensor<D>> {
     let (rows, world_size) = (tensor.dims()[0], group.world_size());
-    if rows % world_size != 0 {
-        return Err(Error::UnevenShards { rows, world_size });
-    }
+    check_shares("reduce_scatter", rows, world_size)?;
     if tensor.is_tracked() && !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
         return Err(Error::NotDifferentiable { op: "reduce_scatter", reduce: op });
     }
     run(tensor, group, |tensor, call| Dispatch::group_reduce_scatter(tensor, op, call))
+}
+
+/// Gives part `i` of dimension 0 to rank `i` and concatenates what the ranks give this one, in rank order: a transpose
+/// of ranks and parts.
+///
+/// # Shapes
+/// Input and output `[world_size * rows, ..]`, equal on all ranks.
+///
+/// # Errors
+/// What [`ProcessGroup::all_to_all`] returns; [`Error::UnevenShards`] where the world size does not divide dimension 0.
+pub fn all_to_all<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Result<Tensor<D>> {
+    check_shares("all_to_all", tensor.dims()[0], group.world_size())?;
+    run(tensor, group, Dispatch::group_all_to_all)
+}
+
+fn check_shares(op: &'static str, rows: usize, world_size: usize) -> Result<()> {
+    if rows.is_multiple_of(world_size) { Ok(()) } else { Err(Error::UnevenShards { op, rows, world_size }) }
 }
 
 fn run<const D: usize>(

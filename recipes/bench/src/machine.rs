@@ -1,0 +1,23 @@
+//! What was measured on.
+
+use serde::Serialize;
+
+/// The machine, in words.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Machine {
+    /// The processor's name for itself.
+    pub(crate) processor: String,
+    /// Cores that this process may use.
+    pub(crate) cores: usize,
+}
+
+impl Machine {
+    pub(crate) fn this() -> Self {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        Self {
+            processor: name.map_or("unknown", |(_, name)| name).to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
