@@ -4,6 +4,7 @@
 mod strangers;
 
 use std::{
+    io::{BufRead, BufReader},
     net::TcpListener,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -420,9 +421,12 @@ fn survivors_of_shared_memory_name_the_rank_that_is_killed_or_stopped_and_keep_n
                 Rank1(child)
             })
             .collect();
+        // Kept until the end: a rank that writes to a closed pipe fails for that.
+        let mut outputs = Vec::new();
         for rank in &mut ranks {
-            let mut lines = std::io::BufRead::lines(std::io::BufReader::new(rank.0.stdout.take().unwrap()));
+            let mut lines = BufReader::new(rank.0.stdout.take().unwrap()).lines();
             assert!(lines.any(|line| line.unwrap().contains("ready")));
+            outputs.push(lines);
         }
         std::thread::sleep(Duration::from_millis(after));
         ranks[1].send(signal);
