@@ -1,6 +1,9 @@
 //! `burnrun`: starts the ranks of a training program on one node or several, and ends and restarts them together.
 
-use burn_nccl::launch::{LaunchConfig, LaunchError, NprocPerNode, Outcome, RankOutput, Secret, run};
+use burn_nccl::launch::{
+    LaunchConfig, LaunchError, NprocPerNode, Outcome, RankOutput, run, secret_from_environment,
+    secret_from_file,
+};
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use std::{
     ffi::OsString,
@@ -66,7 +69,8 @@ struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     heartbeat_timeout_seconds: f64,
 
-    /// File with a text that the nodes prove to each other, the same on all [default: the variable BURN_NCCL_SECRET]
+    /// File with 32 hexadecimal digits or more that the nodes prove to each other, the same on all, such as `openssl rand
+    /// -hex 32` prints [default: the variable BURN_NCCL_SECRET]
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
 
@@ -139,8 +143,8 @@ fn launch(options: Options) -> Result<Outcome, LaunchError> {
     config.rendezvous_timeout = Duration::from_secs_f64(options.rdzv_timeout_seconds);
     config.heartbeat_timeout = Duration::from_secs_f64(options.heartbeat_timeout_seconds);
     config.secret = match &options.secret_file {
-        Some(file) => Some(Secret::from_file(file)?),
-        None => Secret::from_environment()?,
+        Some(file) => Some(secret_from_file(file)?),
+        None => secret_from_environment()?,
     };
     config.log_dir = options.log_dir;
     config.local_ranks_filter = options.local_ranks_filter;

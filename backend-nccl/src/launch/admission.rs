@@ -1,8 +1,9 @@
 use super::{
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, PROTOCOL, Proof, Side},
-    secret::{Secret, random_hex},
+    secret::random_hex,
     wire::Wire,
 };
+use crate::rendezvous::Secret;
 use socket2::Socket;
 use std::{
     io,
@@ -45,13 +46,11 @@ impl Stranger {
     /// Reads what it has sent.
     pub(super) fn advance(mut self, secret: Option<&Secret>, now: Instant) -> Stage {
         self.wire.fill();
-        if self.greeting.is_none() {
-            if let Some(hello) = self.wire.take::<Hello>() {
-                match self.challenge(secret, hello) {
-                    Ok(()) => {}
-                    Err(reason) => return refuse(&self.wire, reason),
-                }
-            }
+        if self.greeting.is_none()
+            && let Some(hello) = self.wire.take::<Hello>()
+            && let Err(reason) = self.challenge(secret, hello)
+        {
+            return refuse(&self.wire, reason);
         }
         if let Some((hello, nonce)) = &self.greeting
             && let Some(Proof { proof }) = self.wire.take()
@@ -123,7 +122,7 @@ mod tests {
     }
 
     fn secret(text: &str) -> Option<Secret> {
-        Some(Secret::new(text, "test").expect("a secret"))
+        Some(Secret::from_hex(&text.repeat(32)).expect("a secret"))
     }
 
     /// Advances a stranger until it is decided about.

@@ -1,4 +1,5 @@
-use super::{error::LaunchError, secret::Secret};
+use super::error::LaunchError;
+use crate::rendezvous::Secret;
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 /// Time between `SIGTERM` and `SIGKILL` when nothing else is asked for, the same as `torchrun`'s.

@@ -1,5 +1,7 @@
 use super::{
+    course::Course,
     error::LaunchError,
+    failure::Failure,
     members::{Newcomer, Participant},
     outcome::Outcome,
     protocol::{Attempt, Finish, News, NodeEnd, Order, Stop},
@@ -55,22 +57,8 @@ enum Phase {
         is_told: bool,
     },
     /// Ranks run, or end.
-    Running(Box<Run>),
+    Running(Box<Course>),
     Finished,
-}
-
-/// An attempt under way.
-#[derive(Default)]
-struct Run {
-    nodes: Vec<Participant>,
-    /// The node on which a rank failed first, as far as it was heard.
-    failed: Option<usize>,
-    /// A launcher got a signal, so that there is no restart.
-    is_signalled: bool,
-    /// The signal that is the cause of the end.
-    interrupted: Option<i32>,
-    /// A node that could not start its ranks, and why.
-    not_started: Option<(usize, String)>,
 }
 
 impl Coordinator {
@@ -118,11 +106,10 @@ impl Coordinator {
     pub(super) fn lose(&mut self, node: usize, why: &str, at: f64, now: Instant) -> Vec<Command> {
         self.nodes[node] = None;
         let Phase::Running(run) = &mut self.phase else { return Vec::new() };
-        let was_failing = run.failed.is_some() || run.is_signalled;
-        if !run.nodes[node].lose(node, why, at, was_failing) {
+        if !run.lose(node, why, at) {
             return Vec::new();
         }
-        let mut commands = self.fail(node);
+        let mut commands = run.fail(node);
         commands.extend(self.conclude_if_ended(now));
         commands
     }
@@ -139,7 +126,10 @@ impl Coordinator {
             }
             News::Failed => self.fail(node),
             News::Signalled { signal, is_cause } => self.signal(node, signal, is_cause),
-            News::Kill => self.stop_others(node, Stop::Kill),
+            News::Kill => match &self.phase {
+                Phase::Running(run) => run.stop_others(node, Stop::Kill),
+                _ => Vec::new(),
+            },
             News::Ended(end) => {
                 let end = end.on_clock_of_receiver(at);
                 let has_failed = end.ends.iter().any(|end| end.failed());
@@ -213,42 +203,27 @@ impl Coordinator {
             })
         };
         let commands = nodes.iter().map(order).enumerate().collect();
-        self.phase = Phase::Running(Box::new(Run { nodes, ..Run::default() }));
+        self.phase = Phase::Running(Box::new(Course::new(nodes)));
         commands
     }
 
-    /// A rank of `node` has failed: the others are told, once.
+    /// A rank of `node` has failed.
     fn fail(&mut self, node: usize) -> Vec<Command> {
         match &mut self.phase {
-            Phase::Running(run) if run.failed.is_none() => {
-                run.failed = Some(node);
-                self.stop_others(node, Stop::Failure)
-            }
+            Phase::Running(run) => run.fail(node),
             _ => Vec::new(),
         }
     }
 
     fn signal(&mut self, node: usize, signal: i32, is_cause: bool) -> Vec<Command> {
         match &mut self.phase {
-            Phase::Running(run) => {
-                run.is_signalled = true;
-                if is_cause && run.failed.is_none_or(|failed| failed == node) {
-                    run.interrupted.get_or_insert(signal);
-                }
-                self.stop_others(node, Stop::Signal(signal))
-            }
+            Phase::Running(run) => run.signal(node, signal, is_cause),
             // There is nothing to wait for any more, and no rank to end.
             Phase::Gathering { .. } => {
                 self.finish(Finish::Outcome(Outcome::Interrupted { signal, killed: Vec::new() }))
             }
             Phase::Finished => Vec::new(),
         }
-    }
-
-    fn stop_others(&self, node: usize, stop: Stop) -> Vec<Command> {
-        let Phase::Running(run) = &self.phase else { return Vec::new() };
-        let others = run.nodes.iter().enumerate().filter(|(other, it)| *other != node && it.end.is_none());
-        others.map(|(other, _)| (other, Order::Stop(stop))).collect()
     }
 
     fn end(&mut self, node: usize, end: NodeEnd, has_failed: bool, now: Instant) -> Vec<Command> {
@@ -263,7 +238,7 @@ impl Coordinator {
     /// Judges an attempt whose ranks have all ended.
     fn conclude_if_ended(&mut self, now: Instant) -> Vec<Command> {
         let Phase::Running(run) = &mut self.phase else { return Vec::new() };
-        if run.nodes.iter().any(|node| node.end.is_none()) {
+        if !run.has_ended() {
             return Vec::new();
         }
         let run = std::mem::take(&mut **run);
@@ -287,7 +262,7 @@ impl Coordinator {
     }
 
     /// Starts over, as soon as all nodes are there.
-    fn restart(&mut self, failure: Box<super::outcome::Failure>, now: Instant) -> Vec<Command> {
+    fn restart(&mut self, failure: Box<Failure>, now: Instant) -> Vec<Command> {
         self.restarts += 1;
         let (restart, of) = (self.restarts, self.plan.max_restarts);
         let line = failure.line();
@@ -434,7 +409,7 @@ mod tests {
         }
     }
 
-    fn failure(finish: Finish) -> super::super::outcome::Failure {
+    fn failure(finish: Finish) -> Failure {
         match finish {
             Finish::Outcome(Outcome::Failed(failure)) => *failure,
             other => panic!("not a failure: {other:?}"),

@@ -122,13 +122,14 @@ pub enum LaunchError {
 
     /// A secret that is none.
     #[error(
-        "cannot use the secret in {origin}: {why}; give a text that nobody can guess, the same on all nodes"
+        "the secret in {origin} {found}, expected at least 32 hexadecimal digits, such as `openssl rand -hex 32` prints; \
+         give the same one to all nodes"
     )]
     Secret {
         /// The file or variable.
         origin: String,
-        /// What is wrong with it.
-        why: &'static str,
+        /// What is wrong with it, without showing it.
+        found: String,
     },
 
     /// The file of the secret cannot be read.

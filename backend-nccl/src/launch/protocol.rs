@@ -1,4 +1,8 @@
-use super::{outcome::Outcome, outcome::RankEnd, secret::Secret};
+use super::{
+    outcome::{Outcome, RankEnd},
+    secret::{accepts, prove},
+};
+use crate::rendezvous::Secret;
 use serde::{Deserialize, Serialize};
 
 /// Changes with the messages, so that launchers of different versions refuse each other with words.
@@ -53,7 +57,7 @@ pub(super) enum Side {
 impl Side {
     /// The proof of this side for one greeting. It covers the whole greeting, so that nobody can change a node's rank.
     pub(super) fn prove(self, secret: Option<&Secret>, hello: &Hello, nonce: &str) -> Option<String> {
-        secret.map(|secret| secret.prove(&[self.name(), &greeting(hello), nonce.as_bytes()]))
+        secret.map(|secret| prove(secret, self.name(), &[&greeting(hello), nonce.as_bytes()]))
     }
 
     /// Whether this side has proved the secret, or there is none.
@@ -65,15 +69,15 @@ impl Side {
         proof: Option<&str>,
     ) -> bool {
         secret.is_none_or(|secret| {
-            let parts: [&[u8]; 3] = [self.name(), &greeting(hello), nonce.as_bytes()];
-            proof.is_some_and(|proof| secret.accepts(&parts, proof))
+            let parts: [&[u8]; 2] = [&greeting(hello), nonce.as_bytes()];
+            proof.is_some_and(|proof| accepts(secret, self.name(), &parts, proof))
         })
     }
 
-    fn name(self) -> &'static [u8] {
+    fn name(self) -> &'static str {
         match self {
-            Self::Coordinator => b"coordinator",
-            Self::Agent => b"agent",
+            Self::Coordinator => "coordinator of burnrun",
+            Self::Agent => "agent of burnrun",
         }
     }
 }

@@ -61,7 +61,7 @@ fn first_of_many(config: &LaunchConfig, host: &str, signals: &Signals) -> Result
     let coordinator = coordinator(config, None);
     let limits = (config.nnodes, config.heartbeat_timeout);
     let own = (other, newcomer(config, host));
-    let server = Server::start(coordinator, limits, listener, config.secret.clone(), own)?;
+    let server = Server::start(coordinator, limits, listener, config.secret, own)?;
     let result = Agent::new(config, host, signals, Link::Connected(Box::new(link))).run();
     // The connection is closed by now, so that the server ends once the other nodes have left, too.
     match (result, server.join()) {

@@ -6,9 +6,9 @@ use super::{
     members::Newcomer,
     protocol::{Answer, Hello, MAX_MESSAGE_BYTES, News, Order},
     report::seconds_since_epoch,
-    secret::Secret,
     wire::Wire,
 };
+use crate::rendezvous::Secret;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{

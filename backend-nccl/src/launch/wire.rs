@@ -1,10 +1,15 @@
+use nix::{
+    errno::Errno,
+    sys::socket::{MsgFlags, recv},
+};
 use serde::{Serialize, de::DeserializeOwned};
-use socket2::{Domain, SockRef, Socket};
+use socket2::{Domain, Socket, Type};
 use std::{
     io::{self, ErrorKind, Read, Write},
-    os::fd::{AsFd, BorrowedFd},
+    net::Shutdown,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// A peer that takes nothing for this long is lost; messages are small, so that the system's buffers hold them.
@@ -54,7 +59,7 @@ impl Wire {
 
     /// A connection within this process.
     pub(super) fn pair(limit: usize) -> io::Result<(Self, Self)> {
-        let (one, other) = Socket::pair(Domain::UNIX, socket2::Type::STREAM, None)?;
+        let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None)?;
         Ok((Self::new(one, limit)?, Self::new(other, limit)?))
     }
 
@@ -74,7 +79,7 @@ impl Wire {
     /// Says that nothing more will be sent.
     pub(super) fn shutdown(&self) {
         // Fails only where the connection is gone already.
-        let _ = SockRef::from(&self.reader).shutdown(std::net::Shutdown::Write);
+        let _ = self.reader.shutdown(Shutdown::Write);
     }
 
     /// Why nothing more will come, once all that came has been taken.
@@ -87,15 +92,11 @@ impl Wire {
         let before = self.unread.len();
         let mut chunk = [0; CHUNK_BYTES];
         while self.closed.is_none() && self.unread.len() < before + CHUNK_BYTES {
-            match nix::sys::socket::recv(
-                std::os::fd::AsRawFd::as_raw_fd(&self.reader),
-                &mut chunk,
-                nix::sys::socket::MsgFlags::MSG_DONTWAIT,
-            ) {
+            match recv(self.reader.as_raw_fd(), &mut chunk, MsgFlags::MSG_DONTWAIT) {
                 Ok(0) => self.closed = Some("it closed the connection".to_owned()),
                 Ok(count) => self.unread.extend_from_slice(&chunk[..count]),
-                Err(nix::errno::Errno::EAGAIN) => break,
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => break,
+                Err(Errno::EINTR) => {}
                 Err(error) => self.closed = Some(io::Error::from(error).to_string()),
             }
         }
@@ -130,7 +131,7 @@ impl Wire {
 
     /// Waits for the next message.
     pub(super) fn wait<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<T> {
-        let until = std::time::Instant::now() + limit;
+        let until = Instant::now() + limit;
         loop {
             if let Some(message) = self.take() {
                 return Ok(message);
@@ -138,7 +139,7 @@ impl Wire {
             if let Some(why) = &self.closed {
                 return Err(io::Error::other(why.clone()));
             }
-            let left = until.saturating_duration_since(std::time::Instant::now());
+            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(io::Error::other(format!("no answer within {:.0} s", limit.as_secs_f64())));
             }

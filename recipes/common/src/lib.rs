@@ -42,6 +42,7 @@ pub mod device;
 pub mod distributed;
 pub mod error;
 pub mod evaluate;
+mod launcher;
 mod main_function;
 pub mod metrics;
 mod mixed_precision;

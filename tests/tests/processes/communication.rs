@@ -19,15 +19,21 @@ fn power_sgd(rank: usize) -> PowerSgdConfig {
 fn every_communication_hook_learns_the_digits_as_the_exact_average_does() {
     let exact = train(Communication::AllReduce);
     assert!(exact.accuracy > 92.0, "{exact:?}");
-    let hooks = [Communication::F16, Communication::BF16]
-        .into_iter()
-        .chain([1, 2, 4].map(|rank| Communication::PowerSgd(power_sgd(rank))));
-    for hook in hooks {
+    let power_sgd = |rank| Communication::PowerSgd(power_sgd(rank));
+    // What the loss may be, in parts of the exact one: rounding changes little, an approximation catches up later.
+    let hooks = [
+        (Communication::F16, 1.05),
+        (Communication::BF16, 1.1),
+        (power_sgd(1), 3.0),
+        (power_sgd(2), 2.5),
+        (power_sgd(4), 2.0),
+    ];
+    for (hook, most) in hooks {
         let learned = train(hook.clone());
         assert_ne!(learned.sha256, exact.sha256, "{hook:?} must change something");
         // One of the 299 test images is 0.33%.
         assert!(learned.accuracy > exact.accuracy - 2.5, "{hook:?}: {learned:?}, exact {exact:?}");
-        assert!(learned.loss < exact.loss * 1.5 + 0.02, "{hook:?}: {learned:?}, exact {exact:?}");
+        assert!(learned.loss < exact.loss * most, "{hook:?}: {learned:?}, exact {exact:?}");
     }
 }
 

@@ -1,9 +1,9 @@
 //! PowerSGD in data-parallel training: order, accumulation, uneven inputs, state.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::module::{Module, Param};
+use burn::nn::Linear;
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_nccl::ddp::communication::HookState;
 use burn_nccl::ddp::{
     Communication, DdpConfig, DistributedDataParallel, PowerSgdConfig, UnevenInputs, UnusedParameters,
@@ -125,9 +125,13 @@ struct Normed {
 }
 
 impl Normed {
+    /// Weights from a formula: a seed would be shared with the tests beside this one.
     fn new() -> Self {
-        device().seed(3);
-        let layer = |inputs| LinearConfig::new(inputs, 8).init(&device());
+        let layer = |inputs: usize| {
+            let weight: Vec<f32> = (0..inputs * 8).map(|i| (i as f32 * 0.7 + inputs as f32).sin()).collect();
+            let weight = Tensor::from_data(TensorData::new(weight, [inputs, 8]), &device());
+            Linear { weight: Param::from_tensor(weight), bias: None }
+        };
         let layers = vec![layer(FEATURES), layer(8), layer(8)];
         Self { layers, norms: (0..3).map(|_| SyncBatchNormConfig::new(8).init(&device())).collect() }
     }
@@ -231,7 +235,6 @@ fn a_run_goes_on_from_the_saved_state_of_each_rank_to_the_same_bits() {
     let config = small_buckets(rank(1));
     let through = on_ranks(2, |group| parameters(&train(&group, &config, 0..STEPS, None).0));
     let half: Vec<_> = on_ranks(2, |group| train(&group, &config, 0..STEPS / 2, None));
-    // Another size of buckets reads the same state.
     let resumed = on_ranks(2, |group| {
         let (net, state) = &half[group.rank()];
         parameters(&train(&group, &config, STEPS / 2..STEPS, Some((net.clone(), state))).0)
@@ -244,7 +247,8 @@ fn a_run_goes_on_from_the_saved_state_of_each_rank_to_the_same_bits() {
         for step in STEPS / 2..STEPS {
             let start = (step * 2 + group.rank()) * PER_RANK;
             let loss = ddp.hook(&net).unwrap().loss(rows(start, start + PER_RANK, &device()));
-            net = optimizer.step(0.1, net, ddp.backward(&loss, &net).unwrap());
+            let gradients = ddp.backward(&loss, &net).unwrap();
+            net = optimizer.step(0.1, net, gradients);
         }
         parameters(&net)
     });

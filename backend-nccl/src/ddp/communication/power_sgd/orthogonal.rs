@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn wave(count: usize) -> Vec<f32> {
-        (0..count).map(|i| (i as f32 * i as f32 * 0.13).sin()).collect()
+        (0..count).map(|i| (i as f32 * i as f32 * 0.13 + 0.5).sin()).collect()
     }
 
     fn assert_orthonormal(columns: &[f32], len: usize) {

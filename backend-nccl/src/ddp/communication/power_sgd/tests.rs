@@ -86,7 +86,7 @@ impl Rank {
         }
         let bytes = self.communicator.start(&self.group, 0, bytes, terms).wait().unwrap();
         let mut buckets = [bytes];
-        self.communicator.finish(&self.group, &mut buckets, &[self.used.clone()], terms).unwrap();
+        self.communicator.finish(&self.group, &mut buckets, std::slice::from_ref(&self.used), terms).unwrap();
         let mut averages = vec![0.0; gradients.len()];
         let mut start = 0;
         for parameter in &self.layout.parameters {

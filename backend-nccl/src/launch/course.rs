@@ -1,0 +1,60 @@
+use super::{
+    coordinator::Command,
+    members::Participant,
+    protocol::{Order, Stop},
+};
+
+/// An attempt under way.
+#[derive(Default)]
+pub(super) struct Course {
+    pub(super) nodes: Vec<Participant>,
+    /// The node on which a rank failed first, as far as it was heard.
+    failed: Option<usize>,
+    /// A launcher got a signal, so that there is no restart.
+    pub(super) is_signalled: bool,
+    /// The signal that is the cause of the end.
+    pub(super) interrupted: Option<i32>,
+    /// A node that could not start its ranks, and why.
+    pub(super) not_started: Option<(usize, String)>,
+}
+
+impl Course {
+    pub(super) fn new(nodes: Vec<Participant>) -> Self {
+        Self { nodes, ..Self::default() }
+    }
+
+    /// Whether the ranks of all nodes have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.nodes.iter().all(|node| node.end.is_some())
+    }
+
+    /// A rank of `node` has failed: the others are told, once.
+    pub(super) fn fail(&mut self, node: usize) -> Vec<Command> {
+        if self.failed.is_some() {
+            return Vec::new();
+        }
+        self.failed = Some(node);
+        self.stop_others(node, Stop::Failure)
+    }
+
+    /// Takes note of the loss of `node` at the time `at`. Returns whether its ranks had not ended.
+    pub(super) fn lose(&mut self, node: usize, why: &str, at: f64) -> bool {
+        let is_consequence = self.failed.is_some() || self.is_signalled;
+        self.nodes[node].lose(node, why, at, is_consequence)
+    }
+
+    /// The launcher of `node` got a signal, which is the cause of the end unless another node has failed before.
+    pub(super) fn signal(&mut self, node: usize, signal: i32, is_cause: bool) -> Vec<Command> {
+        self.is_signalled = true;
+        if is_cause && self.failed.is_none_or(|failed| failed == node) {
+            self.interrupted.get_or_insert(signal);
+        }
+        self.stop_others(node, Stop::Signal(signal))
+    }
+
+    /// Orders for all nodes but `node` whose ranks have not ended.
+    pub(super) fn stop_others(&self, node: usize, stop: Stop) -> Vec<Command> {
+        let others = self.nodes.iter().enumerate().filter(|(other, it)| *other != node && it.end.is_none());
+        others.map(|(other, _)| (other, Order::Stop(stop))).collect()
+    }
+}
