@@ -4,12 +4,13 @@
 mod strangers;
 
 use std::{
+    io::{BufRead, BufReader},
     net::TcpListener,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use burn_nccl::{DType, Environment, Error, Failure, GroupOptions, ProcessGroup, ReduceOp};
+use burn_nccl::{DType, Environment, Error, Failure, GroupOptions, ProcessGroup, ReduceOp, TransportKind};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -356,4 +357,83 @@ fn a_port_in_use_is_an_error_of_rank_0_that_says_what_to_do() {
     let error = ProcessGroup::connect(&environment(0, 2, port, "job"), options()).unwrap_err();
     assert!(matches!(error, Error::PortInUse { .. }));
     assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+}
+
+/// Open descriptors of this process, and mappings of segments.
+fn held() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let segments = maps.lines().filter(|line| line.contains("memfd:burn-nccl")).count();
+    (std::fs::read_dir("/proc/self/fd").unwrap().count(), segments)
+}
+
+/// One rank of three in a process of its own: collectives over shared memory without end, until one fails. Does nothing
+/// when it runs as a plain test.
+#[test]
+fn a_rank_in_shared_memory_in_a_process_of_its_own() {
+    let Ok(place) = std::env::var("BURN_NCCL_TEST_SHARED") else { return };
+    let (rank, port) = place.split_once(':').unwrap();
+    let environment = environment(rank.parse().unwrap(), 3, port.parse().unwrap(), "shared");
+    // Loads what the first use of a socket or a thread loads.
+    drop(ProcessGroup::local(2, options()).unwrap());
+    let before = held();
+    let limit = Duration::from_secs(2);
+    let group = ProcessGroup::connect(
+        &environment,
+        options().with_timeout(limit).with_transport(TransportKind::SharedMemory),
+    )
+    .unwrap();
+    assert_eq!(group.transport_name(), "shm");
+    assert!(held().1 >= 3);
+    let (mut resident, mut heap) = (group.buffer(3_000_000), vec![0u8; 3_000_000]);
+    let mut calls = 0usize;
+    let error = loop {
+        let bytes = [400, 40_000, 3_000_000][calls % 3];
+        calls += 1;
+        let buffer = if calls.is_multiple_of(2) { &mut resident[..bytes] } else { &mut heap[..bytes] };
+        if let Err(error) = group.all_reduce(buffer, DType::F32, ReduceOp::Sum) {
+            break error;
+        }
+        if calls == 1 {
+            println!("ready");
+        }
+    };
+    match failure(&error) {
+        Failure::PeerLost { rank: 1, .. } => {}
+        Failure::Deadline { missing, .. } if *missing == [1] => {}
+        other => panic!("{other}"),
+    }
+    drop((group, resident));
+    assert_eq!(held(), before);
+}
+
+#[test]
+fn survivors_of_shared_memory_name_the_rank_that_is_killed_or_stopped_and_keep_nothing_of_it() {
+    for (signal, after) in [Signal::SIGKILL, Signal::SIGSTOP].into_iter().zip([3u64, 17]) {
+        let port = free_port();
+        let mut ranks: Vec<Rank1> = (0..3)
+            .map(|rank| {
+                let child = Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", "a_rank_in_shared_memory_in_a_process_of_its_own", "--nocapture"])
+                    .env("BURN_NCCL_TEST_SHARED", format!("{rank}:{port}"))
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap();
+                Rank1(child)
+            })
+            .collect();
+        // Kept until the end: a rank that writes to a closed pipe fails for that.
+        let mut outputs = Vec::new();
+        for rank in &mut ranks {
+            let mut lines = BufReader::new(rank.0.stdout.take().unwrap()).lines();
+            assert!(lines.any(|line| line.unwrap().contains("ready")));
+            outputs.push(lines);
+        }
+        std::thread::sleep(Duration::from_millis(after));
+        ranks[1].send(signal);
+        let start = Instant::now();
+        for survivor in [0, 2] {
+            assert!(ranks[survivor].0.wait().unwrap().success(), "rank {survivor} after {signal}");
+        }
+        assert!(start.elapsed() < PATIENCE);
+    }
 }

@@ -10,10 +10,16 @@ const RESULT_FILE: &str = "BURN_NCCL_BENCH_RESULT";
 
 /// Runs this program as `ranks` ranks with one compute thread each, and returns what rank 0 reported.
 pub(crate) fn run_ranks(ranks: usize) -> Result<String, AnyError> {
+    run_ranks_with(ranks, &[])
+}
+
+/// As [`run_ranks`], with these variables in the environment of each.
+pub(crate) fn run_ranks_with(ranks: usize, variables: &[(&str, &str)]) -> Result<String, AnyError> {
     let file = std::env::temp_dir().join(format!("burn-nccl-bench-{}", std::process::id()));
     let mut config = LaunchConfig::this_program(ranks)?;
     config.threads_per_rank = Some(1);
     config.env.push((RESULT_FILE.into(), file.clone().into()));
+    config.env.extend(variables.iter().map(|(name, value)| (name.into(), value.into())));
     config.rank_zero_output = RankOutput::Inherit;
     match run(&config)? {
         Outcome::Success => {}
@@ -41,11 +47,11 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Seconds that all threads of this process have spent on a core, in user and kernel mode.
+/// Seconds that the threads of this process have spent on a core, in user and kernel mode.
 pub(crate) fn cpu_seconds() -> f64 {
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return 0.0 };
-    // Fields 14 and 15, counted from behind the program's name, which may hold spaces.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-    ticks / 100.0
+    // The first number is in nanoseconds, where `stat` counts in hundredths of a second.
+    let spent = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("schedstat")).ok();
+    let first = |text: String| text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0.0 };
+    tasks.flatten().filter_map(spent).filter_map(first).sum::<f64>() / 1e9
 }

@@ -488,38 +488,3 @@ fn buffers_outlive_the_engine_and_stay_mapped() {
     buffer.fill(5);
     assert!(buffer.iter().all(|byte| *byte == 5));
 }
-
-#[test]
-#[ignore]
-fn speed() {
-    let world: usize = std::env::var("W").ok().and_then(|w| w.parse().ok()).unwrap_or(2);
-    let lines = on_each(group(world), |rank| {
-        let mut lines = String::new();
-        for bytes in [1024usize, 16384, 32768, 65536, 262144, 1 << 20, 4 << 20, 26_214_400, 102_400_000] {
-            for in_segment in [true, false] {
-                let mut buffer = rank.buffer(&vec![0; bytes], in_segment);
-                let repeats = if bytes > 10 << 20 { 11 } else { 101 };
-                let mut times = Vec::new();
-                for _ in 0..repeats {
-                    rank.run(Collective::Barrier);
-                    let start = Instant::now();
-                    rank.run(Collective::AllReduce {
-                        buffer: &mut buffer,
-                        dtype: DType::F32,
-                        op: ReduceOp::Sum,
-                    });
-                    times.push(start.elapsed().as_secs_f64());
-                }
-                times.sort_by(f64::total_cmp);
-                lines += &format!(
-                    "{bytes:>10} {} median {:>9.1} us  best {:>9.1} us\n",
-                    if in_segment { "resident" } else { "copies  " },
-                    times[repeats / 2] * 1e6,
-                    times[0] * 1e6
-                );
-            }
-        }
-        lines
-    });
-    println!("{}", lines[0]);
-}
