@@ -1,7 +1,6 @@
 use super::{
     course::Course,
     error::LaunchError,
-    failure::Failure,
     members::{Newcomer, Participant},
     outcome::Outcome,
     protocol::{Attempt, Finish, News, NodeEnd, Order, Stop},
@@ -38,19 +37,19 @@ pub(super) type Command = (usize, Order);
 ///
 /// It makes no system call and reads no clock; what happens comes in with its time, and what is to be done goes out.
 pub(super) struct Coordinator {
-    plan: Plan,
+    pub(super) plan: Plan,
     supply: Supply,
     /// The nodes that are connected.
     nodes: Vec<Option<Newcomer>>,
-    phase: Phase,
-    restarts: usize,
-    earlier: Vec<String>,
+    pub(super) phase: Phase,
+    pub(super) restarts: usize,
+    pub(super) earlier: Vec<String>,
     /// The outcome of the attempt before, while nodes are awaited for the next one.
-    last: Option<Outcome>,
+    pub(super) last: Option<Outcome>,
     error: Option<LaunchError>,
 }
 
-enum Phase {
+pub(super) enum Phase {
     /// Nodes are awaited.
     Gathering {
         since: Instant,
@@ -169,11 +168,11 @@ impl Coordinator {
         }
     }
 
-    fn missing(&self) -> Vec<usize> {
+    pub(super) fn missing(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|&node| self.nodes[node].is_none()).collect()
     }
 
-    fn start_if_complete(&mut self) -> Vec<Command> {
+    pub(super) fn start_if_complete(&mut self) -> Vec<Command> {
         if !matches!(self.phase, Phase::Gathering { .. }) || self.nodes.iter().any(Option::is_none) {
             return Vec::new();
         }
@@ -235,81 +234,12 @@ impl Coordinator {
         commands
     }
 
-    /// Judges an attempt whose ranks have all ended.
-    fn conclude_if_ended(&mut self, now: Instant) -> Vec<Command> {
-        let Phase::Running(run) = &mut self.phase else { return Vec::new() };
-        if !run.has_ended() {
-            return Vec::new();
-        }
-        let run = std::mem::take(&mut **run);
-        if let Some((node, reason)) = run.not_started {
-            let host = run.nodes[node].host.clone();
-            return self.finish(Finish::NotStarted { node, host, reason });
-        }
-        let ends = run.nodes.into_iter().filter_map(|node| node.end).flat_map(|end| end.ends).collect();
-        let outcome = Outcome::judge(ends, run.interrupted, self.plan.nnodes);
-        match outcome {
-            Outcome::Failed(failure) if self.restarts < self.plan.max_restarts => {
-                let hopeless = failure.hopeless();
-                let given_up = hopeless.or_else(|| run.is_signalled.then(|| "a signal came".to_owned()));
-                match given_up {
-                    None => self.restart(failure, now),
-                    why => self.finish_failed(Outcome::Failed(failure), why),
-                }
-            }
-            outcome => self.finish_failed(outcome, None),
-        }
-    }
-
-    /// Starts over, as soon as all nodes are there.
-    fn restart(&mut self, failure: Box<Failure>, now: Instant) -> Vec<Command> {
-        self.restarts += 1;
-        let (restart, of) = (self.restarts, self.plan.max_restarts);
-        let line = failure.line();
-        let cause = failure.cause();
-        let missing = self.missing();
-        let awaited = if missing.is_empty() {
-            String::new()
-        } else {
-            format!(" when {} came back, at most {:.0} s", nodes(&missing), self.plan.timeout.as_secs_f64())
-        };
-        let note = format!("note: {line}{cause}; restart {restart} of {of}{awaited}");
-        let mut commands = self.to_all(|| Order::Note(note.clone()));
-        self.earlier.push(line);
-        self.last = Some(Outcome::Failed(failure));
-        self.phase = Phase::Gathering { since: now, is_told: true };
-        commands.extend(self.start_if_complete());
-        commands
-    }
-
-    /// Not all nodes have come in time.
-    fn give_up(&mut self, waited: Duration) -> Vec<Command> {
-        let (missing, seconds) = (self.missing(), waited.as_secs_f64());
-        match self.last.take() {
-            None => self.finish(Finish::Incomplete { missing, seconds }),
-            Some(last) => {
-                // It is the one that is told of, not one of the earlier ones.
-                self.earlier.pop();
-                let why = format!("{} did not come back within {seconds:.0} s", nodes(&missing));
-                self.finish_failed(last, Some(why))
-            }
-        }
-    }
-
-    fn finish_failed(&mut self, mut outcome: Outcome, why: Option<String>) -> Vec<Command> {
-        if let Outcome::Failed(failure) = &mut outcome {
-            failure.earlier = std::mem::take(&mut self.earlier);
-            failure.not_restarted = why;
-        }
-        self.finish(Finish::Outcome(outcome))
-    }
-
-    fn finish(&mut self, finish: Finish) -> Vec<Command> {
+    pub(super) fn finish(&mut self, finish: Finish) -> Vec<Command> {
         self.phase = Phase::Finished;
         self.to_all(|| Order::Finish(finish.clone()))
     }
 
-    fn to_all(&self, order: impl Fn() -> Order) -> Vec<Command> {
+    pub(super) fn to_all(&self, order: impl Fn() -> Order) -> Vec<Command> {
         let here = self.nodes.iter().enumerate().filter(|(_, node)| node.is_some());
         here.map(|(node, _)| (node, order())).collect()
     }
@@ -324,6 +254,7 @@ pub(super) fn nodes(numbers: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::{
+        failure::Failure,
         outcome::{Ending, RankEnd},
         report::ErrorReport,
     };

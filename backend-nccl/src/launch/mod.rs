@@ -79,6 +79,7 @@
 mod admission;
 mod agent;
 mod attempt;
+mod conclusion;
 mod config;
 mod connect;
 mod coordinator;
