@@ -89,7 +89,9 @@ fn four_ranks_on_two_hosts_compute_over_a_slow_and_lossy_network() {
     assert!(start.elapsed() > 3 * 4 * Conditions::POOR.delay, "the network was not slow");
     let scenario = Scenario::Exchange(exchange(3, 10_007, None));
     let mut flat = ranks(&network, &scenario, &network.family.address(0));
-    flat.iter_mut().for_each(|rank| drop(rank.env("BURN_NCCL_TRANSPORT", "tcp")));
+    for rank in &mut flat {
+        rank.env("BURN_NCCL_TRANSPORT", "tcp");
+    }
     assert_carried("tcp", flat, |_| ());
     assert!(network.lost() > 0, "none of {} frames was lost", network.frames());
 }
