@@ -9,12 +9,19 @@ use std::time::{Duration, Instant};
 pub struct Deadline {
     start: Instant,
     limit: Duration,
+    /// What is allowed beyond the limit.
+    grace: Duration,
 }
 
 impl Deadline {
     /// A deadline `limit` from now.
     pub fn after(limit: Duration) -> Self {
-        Self { start: Instant::now(), limit }
+        Self { start: Instant::now(), limit, grace: Duration::ZERO }
+    }
+
+    /// The same limit, that passes later: for one who waits for another that is under the limit itself.
+    pub(crate) fn later(self, by: Duration) -> Self {
+        Self { grace: self.grace.saturating_add(by), ..self }
     }
 
     /// The limit it was made with.
@@ -29,7 +36,7 @@ impl Deadline {
 
     /// Time that is left, zero once it has passed.
     pub fn remaining(&self) -> Duration {
-        self.limit.saturating_sub(self.elapsed())
+        self.limit.saturating_add(self.grace).saturating_sub(self.elapsed())
     }
 
     /// Whether it has passed.
@@ -60,6 +67,13 @@ mod tests {
         assert_eq!(deadline.remaining(), Duration::ZERO);
         assert_eq!(deadline.poll_milliseconds(), 0);
         assert_eq!(deadline.remaining_at_most(Duration::from_secs(1)), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_later_deadline_keeps_its_limit() {
+        let deadline = Deadline::after(Duration::ZERO).later(Duration::from_secs(60));
+        assert!(!deadline.expired() && deadline.remaining() > Duration::from_secs(50));
+        assert_eq!(deadline.limit(), Duration::ZERO);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::{
     amp::Precision,
     failure::{Failure, Ranks},
     rendezvous::Refusal,
-    transport::{DType, OpKind, ReduceOp},
+    transport::{DType, OpKind, ReduceOp, TransportKind},
 };
 
 /// The result of every fallible call of this crate.
@@ -43,6 +43,23 @@ pub enum Error {
         value: String,
         /// What it should hold.
         expected: String,
+    },
+    /// A secret that is too short or not in hexadecimal digits. It is not shown.
+    #[error(
+        "BURN_NCCL_SECRET {found}, expected at least 32 hexadecimal digits, such as `openssl rand -hex 32` prints; give \
+         all ranks the same, or let burnrun choose it"
+    )]
+    Secret {
+        /// What is wrong with it.
+        found: String,
+    },
+    /// No random numbers, without which nothing can be proven.
+    #[error(
+        "the system gives no random numbers: {cause}; the ranks need them to prove that they belong together"
+    )]
+    Random {
+        /// The system's reason.
+        cause: String,
     },
     /// Rank 0 cannot serve the rendezvous because the port is taken.
     #[error(
@@ -130,6 +147,44 @@ pub enum Error {
         /// The cause.
         failure: Failure,
     },
+    /// MPI could not do what the group needs of it.
+    #[error(
+        "MPI could not {action}: {text}{}; check that mpirun of the same MPI started all ranks, or set \
+         BURN_NCCL_TRANSPORT=tcp with MASTER_ADDR and MASTER_PORT to do without",
+        class_of(*class)
+    )]
+    Mpi {
+        /// What was tried.
+        action: String,
+        /// MPI's error class, 0 where it was not MPI that refused.
+        class: i32,
+        /// Why.
+        text: String,
+    },
+    /// Ranks were asked to use different transports.
+    #[error(
+        "rank 0 asks for {first} and rank {rank} for {other}; give all ranks the same transport, by \
+         GroupOptions::with_transport or BURN_NCCL_TRANSPORT"
+    )]
+    TransportDiffers {
+        /// What rank 0 was asked to use.
+        first: TransportKind,
+        /// The first rank that differs.
+        rank: usize,
+        /// What that one was asked to use.
+        other: TransportKind,
+    },
+    /// A transport that was asked for by name and cannot be used.
+    #[error(
+        "the transport {kind} cannot carry this group: {reason}; ask for {} to take the fastest that can",
+        TransportKind::Auto
+    )]
+    TransportUnavailable {
+        /// What was asked for.
+        kind: TransportKind,
+        /// Why it cannot be used.
+        reason: String,
+    },
     /// A message to or from the rank itself.
     #[error("{call}: rank {rank} cannot exchange messages with itself; copy the data instead")]
     MessageToSelf {
@@ -209,6 +264,15 @@ pub enum Error {
     CommunicationThread {
         /// Why.
         reason: String,
+    },
+    /// More collectives than places were reserved for.
+    #[error(
+        "a job of {places} reserved places in the order of collectives called one more; reserve as many as it runs, \
+         the same number on all ranks"
+    )]
+    ReservedPlaces {
+        /// The places that were reserved.
+        places: u64,
     },
     /// A build of this crate in which no tensor can take part in a collective.
     #[error(
@@ -322,6 +386,41 @@ pub enum Error {
         reason: &'static str,
         /// What to set instead.
         remedy: &'static str,
+    },
+    /// A communication hook of data-parallel training failed, and with it the group.
+    #[error(
+        "the communication hook `{hook}` failed in {place} on rank {rank}: {cause}; correct the hook, or train without \
+         it, and make the group anew"
+    )]
+    CommunicationHook {
+        /// The hook's name.
+        hook: String,
+        /// What it was doing, such as `bucket 2`.
+        place: String,
+        /// The rank that reports.
+        rank: usize,
+        /// The hook's own error.
+        #[source]
+        cause: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// A communication hook that cannot work as it is set.
+    #[error("the communication hook `{hook}` cannot be used: {reason}")]
+    CommunicationHookRefused {
+        /// The hook's name.
+        hook: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A state that does not go with the communication hook that is to load it.
+    #[error(
+        "the state of the communication hook `{hook}` cannot be loaded: {reason}; load what the same hook saved for the \
+         same model, on every rank, or begin without a state"
+    )]
+    CommunicationHookState {
+        /// The hook's name.
+        hook: String,
+        /// Why.
+        reason: String,
     },
     /// Gradients that were accumulated and never reduced.
     #[error(
@@ -519,6 +618,11 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// MPI's error class for a sentence, if there is one.
+pub(crate) fn class_of(class: i32) -> String {
+    if class == 0 { String::new() } else { format!(" (error class {class})") }
 }
 
 fn quoted(names: &[String]) -> String {

@@ -4,14 +4,17 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::transport::Signature;
+use crate::{error::class_of, transport::Signature};
 
 /// What ended a group. It travels to the other ranks, so that all of them report the same cause.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Failure {
     /// A rank's connection ended without a goodbye.
-    #[error("rank {rank} is gone ({detail}): it crashed, was killed, or its machine is down; read its log")]
+    #[error(
+        "rank {rank} is gone ({detail}): it crashed, was killed, or its machine or the network to it is down; read \
+         its log"
+    )]
     PeerLost {
         /// The rank that is gone.
         rank: usize,
@@ -73,6 +76,18 @@ pub enum Failure {
         rank: usize,
         /// What is wrong with them.
         detail: String,
+    },
+    /// MPI refused something.
+    #[error("rank {rank} could not {action} by MPI: {text}{}; read its log and that of mpirun", class_of(*class))]
+    Mpi {
+        /// The rank it happened on.
+        rank: usize,
+        /// What was tried.
+        action: String,
+        /// MPI's error class, 0 where it was not MPI that refused.
+        class: i32,
+        /// MPI's words.
+        text: String,
     },
     /// The operating system refused something that has nothing to do with a peer.
     #[error("rank {rank} could not {action}: {detail}")]

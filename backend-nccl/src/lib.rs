@@ -76,6 +76,9 @@
 // Without a backend the routing that the macro generates has nowhere to send its arguments.
 #![cfg_attr(not(any(feature = "flex", feature = "ndarray", feature = "cuda")), allow(unused_variables))]
 
+/// Whether this build can use MPI.
+pub(crate) const HAS_MPI: bool = cfg!(feature = "mpi");
+
 pub mod accumulation;
 pub mod amp;
 mod backends;

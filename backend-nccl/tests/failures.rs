@@ -1,5 +1,8 @@
 //! What every rank sees when one of them fails: a typed error that names the cause, in time, and never a hang.
 
+#[path = "failures/strangers.rs"]
+mod strangers;
+
 use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},

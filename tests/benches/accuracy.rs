@@ -1,8 +1,9 @@
-//! What a normalisation or an element type does to the accuracy: trains the digits to the end, several seeds each.
+//! What a normalisation, an element type or a communication hook does to the accuracy: trains the digits to the end, several seeds each.
 //!
 //! ```text
 //! cargo build --release --workspace --bins
 //! cargo bench --workspace --bench accuracy -- norm|precision PROGRAMS-FOLDER [PICTURE.svg]
+//! cargo bench --workspace --bench accuracy -- communication
 //! ```
 //!
 //! Cargo runs a bench in its package's folder, so give whole paths.
@@ -13,12 +14,18 @@ use std::error::Error;
 use std::path::Path;
 use std::process::Command;
 
+use burn_nccl::ddp::{Communication, PowerSgdConfig};
+use burn_nccl_tests::digits::Digits;
 use plotters::prelude::*;
 use serde_json::Value;
 
 type AnyError = Box<dyn Error>;
 
 const SEEDS: u64 = 3;
+/// Passes over the digits with each communication hook.
+const EPOCHS: usize = 20;
+/// The step at which PowerSGD begins there: a tenth of the training.
+const COMPRESSED_FROM: usize = 92;
 
 /// One way to train.
 struct Case {
@@ -80,8 +87,11 @@ struct Trained {
 
 fn main() -> Result<(), AnyError> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    if arguments.first().is_some_and(|what| what == "communication") {
+        return communication();
+    }
     let [what, programs, picture @ ..] = arguments.as_slice() else {
-        return Err("give norm or precision, and the folder of the built programs".into());
+        return Err("give norm or precision and the folder of the built programs, or communication".into());
     };
     let (title, cases) = match what.as_str() {
         "norm" => ("ResNet-18 on digits, global batch 8", &NORM),
@@ -111,6 +121,36 @@ fn main() -> Result<(), AnyError> {
         [path, ..] => draw(Path::new(path), title, &curves),
         [] => Ok(()),
     }
+}
+
+/// A small classifier by two ranks of this process, with each communication hook.
+fn communication() -> Result<(), AnyError> {
+    let power_sgd = |rank| PowerSgdConfig::new().with_rank(rank).with_start_step(COMPRESSED_FROM);
+    let without = |rank| power_sgd(rank).with_error_feedback(false);
+    let cases = [
+        ("all-reduce in f32", Communication::AllReduce),
+        ("f16", Communication::F16),
+        ("bf16", Communication::BF16),
+        ("PowerSGD, rank 1", Communication::PowerSgd(power_sgd(1))),
+        ("PowerSGD, rank 2", Communication::PowerSgd(power_sgd(2))),
+        ("PowerSGD, rank 4", Communication::PowerSgd(power_sgd(4))),
+        ("rank 1 without error feedback", Communication::PowerSgd(without(1))),
+        ("rank 4 without error feedback", Communication::PowerSgd(without(4))),
+    ];
+    println!("| | training loss | test accuracy, seeds 0 to {} | mean |", SEEDS - 1);
+    println!("|---|---|---|---|");
+    for (name, communication) in cases {
+        let runs = (0..SEEDS).map(|seed| {
+            let digits = Digits { communication: communication.clone(), epochs: EPOCHS, seed };
+            digits.train().map(|mut ranks| ranks.swap_remove(0))
+        });
+        let runs = runs.collect::<Result<Vec<_>, _>>()?;
+        let losses: Vec<f64> = runs.iter().map(|run| run.loss).collect();
+        let accuracies: Vec<f64> = runs.iter().map(|run| run.accuracy).collect();
+        let each: Vec<String> = accuracies.iter().map(|accuracy| format!("{accuracy:.2}")).collect();
+        println!("| {name} | {:.4} | {} | {:.2}% |", mean(&losses), each.join(", "), mean(&accuracies));
+    }
+    Ok(())
 }
 
 fn train(case: &Case, programs: &Path, seed: u64) -> Result<Trained, AnyError> {

@@ -7,7 +7,9 @@
 #[path = "../../backend-nccl/tests/conformance/suite/mod.rs"]
 pub mod conformance;
 pub mod data;
+pub mod digits;
 pub mod evaluation;
+pub mod exchange;
 pub mod fault;
 pub mod fingerprint;
 pub mod learning;

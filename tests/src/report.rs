@@ -34,6 +34,13 @@ pub enum Report {
         /// The sum of all ranks' numbers plus one each.
         sum: i64,
     },
+    /// It took part in rounds of collectives.
+    Exchanged {
+        /// This rank.
+        rank: usize,
+        /// The transport that carried them.
+        transport: String,
+    },
     /// It went on without a rank that died.
     Outlived {
         /// What the group of all ranks failed of.

@@ -8,6 +8,7 @@ use burn_nccl_datasets::Sampling;
 use serde::{Deserialize, Serialize};
 
 use crate::conformance::Part;
+use crate::exchange::Exchange;
 use crate::learning::Learning;
 use crate::parts::{Halves, outlive};
 use crate::report::Report;
@@ -38,6 +39,8 @@ pub enum Scenario {
     Stress(usize),
     /// Counts right answers on this many samples.
     Evaluate(usize, Sampling),
+    /// Runs collectives in rounds.
+    Exchange(Exchange),
     /// Trains with burn-train.
     Learn(Learning),
     /// Saves checkpoints alone.
@@ -72,6 +75,7 @@ impl Scenario {
             Self::JoinedResNet(training, ranks) => Ok(Report::Trained(training.joined(*ranks))),
             Self::Stress(steps) => stress::train(*steps).map(Report::Trained),
             Self::Evaluate(samples, sampling) => evaluation::evaluate(*samples, *sampling),
+            Self::Exchange(exchange) => exchange.run(),
             Self::Learn(learning) => learning.run().map(Report::Learned),
             Self::Save(saving) => Ok(Report::Saved(saving.run())),
             Self::Resume(resuming) => match resuming.by_ranks() {

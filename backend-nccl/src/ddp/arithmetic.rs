@@ -43,38 +43,54 @@ pub(crate) fn scale(target: &mut [u8], factor: f64, dtype: DType) {
 /// Rounds `source` to the half-precision type `to`.
 pub(crate) fn compress(source: &[u8], from: DType, to: DType) -> Bytes {
     let narrowed: Vec<f32>;
-    let values: &[f32] = match from {
-        DType::F64 => {
-            narrowed = cast_slice::<u8, f64>(source).iter().map(|&x| x as f32).collect();
-            &narrowed
-        }
-        _ => cast_slice(source),
-    };
-    if to == DType::F16 {
-        let mut rounded = vec![f16::ZERO; values.len()];
-        rounded.convert_from_f32_slice(values);
-        Bytes::from_elems(rounded)
+    let values: &[f32] = if from == DType::F32 {
+        cast_slice(source)
     } else {
-        let mut rounded = vec![bf16::ZERO; values.len()];
-        rounded.convert_from_f32_slice(values);
-        Bytes::from_elems(rounded)
-    }
+        let mut values = vec![0.0; source.len() / from.size_bytes()];
+        widen(source, from, &mut values);
+        narrowed = values;
+        &narrowed
+    };
+    let mut rounded = vec![0u16; values.len()];
+    narrow(values, cast_slice_mut(&mut rounded), to);
+    Bytes::from_elems(rounded)
 }
 
 /// The reverse of [`compress`], into `target`.
 pub(crate) fn decompress(source: &[u8], from: DType, target: &mut [u8], to: DType) {
-    let mut widened: Vec<f32> = vec![0.0; source.len() / 2];
-    if from == DType::F16 {
-        cast_slice::<u8, f16>(source).convert_to_f32_slice(&mut widened);
-    } else {
-        cast_slice::<u8, bf16>(source).convert_to_f32_slice(&mut widened);
+    if to == DType::F32 {
+        return widen(source, from, cast_slice_mut(target));
     }
+    let mut widened: Vec<f32> = vec![0.0; source.len() / 2];
+    widen(source, from, &mut widened);
+    narrow(&widened, target, to);
+}
+
+/// Converts floats of any type to f32.
+pub(crate) fn widen(source: &[u8], from: DType, target: &mut [f32]) {
+    match from {
+        DType::F32 => target.copy_from_slice(cast_slice(source)),
+        DType::F64 => {
+            let source = cast_slice::<u8, f64>(source).iter();
+            target.iter_mut().zip(source).for_each(|(target, &value)| *target = value as f32);
+        }
+        DType::F16 => cast_slice::<u8, f16>(source).convert_to_f32_slice(target),
+        DType::BF16 => cast_slice::<u8, bf16>(source).convert_to_f32_slice(target),
+        DType::I32 | DType::I64 | DType::U8 => unreachable!("gradients are floats: {from:?}"),
+    }
+}
+
+/// Rounds f32 to floats of any type.
+pub(crate) fn narrow(source: &[f32], target: &mut [u8], to: DType) {
     match to {
+        DType::F32 => cast_slice_mut(target).copy_from_slice(source),
         DType::F64 => {
             let target = cast_slice_mut::<u8, f64>(target).iter_mut();
-            target.zip(widened).for_each(|(x, value)| *x = f64::from(value));
+            target.zip(source).for_each(|(target, &value)| *target = f64::from(value));
         }
-        _ => cast_slice_mut::<u8, f32>(target).copy_from_slice(&widened),
+        DType::F16 => cast_slice_mut::<u8, f16>(target).convert_from_f32_slice(source),
+        DType::BF16 => cast_slice_mut::<u8, bf16>(target).convert_from_f32_slice(source),
+        DType::I32 | DType::I64 | DType::U8 => unreachable!("gradients are floats: {to:?}"),
     }
 }
 

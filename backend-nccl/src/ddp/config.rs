@@ -2,6 +2,7 @@
 
 use burn::config::Config;
 
+use super::communication::Communication;
 use crate::error::{Error, Result};
 
 /// What a parameter without a gradient means.
@@ -12,17 +13,6 @@ pub enum UnusedParameters {
     /// A rank that did not use a parameter contributes zeros; a parameter that no rank used gets no gradient at
     /// all, so that momentum and weight decay leave it alone. PyTorch: `find_unused_parameters=True`.
     Allow,
-}
-
-/// The element type in which gradients travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum WireFormat {
-    /// The gradient's own type.
-    Full,
-    /// IEEE half precision; sums are formed in f32. PyTorch: `fp16_compress_hook`.
-    F16,
-    /// bfloat16; sums are formed in f32. PyTorch: `bf16_compress_hook`.
-    BF16,
 }
 
 /// What happens when ranks have different numbers of batches.
@@ -53,9 +43,9 @@ pub struct DdpConfig {
     /// What a parameter without a gradient means.
     #[config(default = "UnusedParameters::Refuse")]
     pub unused_parameters: UnusedParameters,
-    /// The element type in which gradients travel.
-    #[config(default = "WireFormat::Full")]
-    pub wire_format: WireFormat,
+    /// How gradients are averaged: as they are, in half precision, or by low-rank approximation.
+    #[config(default = "Communication::AllReduce")]
+    pub communication: Communication,
     /// What happens when ranks have different numbers of batches.
     #[config(default = "UnevenInputs::Even")]
     pub uneven_inputs: UnevenInputs,

@@ -3,17 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, Tensor, TensorData};
+use burn::tensor::Tensor;
 
 use super::bucket::{self, GradientSize};
+use super::communication::{Communication, CommunicationHook, Communicator, HookState};
 use super::config::{DdpConfig, UnevenInputs};
 use super::events::EventLog;
+use super::hand_out::gradients;
+use super::layout::layouts;
 use super::lift::Lifts;
-use super::reducer::{Reduced, Reducer};
+use super::parameters::Trainable;
+use super::reducer::Reducer;
 use super::replicate::{self, Covered};
 use super::{lift, module_hook, parameters, uneven};
+use crate::amp::LossScale;
 use crate::backends;
 use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
@@ -49,30 +54,62 @@ impl DistributedDataParallel {
     /// # Errors
     /// [`Error::ModelMismatch`] on every rank where names, shapes, element types or options differ;
     /// [`Error::NothingToTrain`] where no parameter requires gradients; [`Error::SyncBatchNormOption`] where `config`
-    /// would let ranks skip a synchronized layer; what the group's collectives return.
+    /// would let ranks skip a synchronized layer; [`Error::CommunicationHookRefused`] where a setting of the communication
+    /// hook cannot be meant; what the group's collectives return.
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
+        Self::build(model, group, config, config.communication.hook())
+    }
+
+    /// As [`new`](Self::new), with a communication hook of your own in the place of [`DdpConfig::communication`], which
+    /// stays at [`Communication::AllReduce`]. PyTorch: `register_comm_hook`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), [`Error::ModelMismatch`] also where the hooks' names differ;
+    /// [`Error::CommunicationHookRefused`] where the hook refuses the model, or `config` asks for another hook.
+    pub fn with_communication_hook<M: Module>(
+        model: M,
+        group: &ProcessGroup,
+        config: &DdpConfig,
+        hook: Box<dyn CommunicationHook>,
+    ) -> Result<(Self, M)> {
+        if config.communication != Communication::AllReduce {
+            let reason = format!(
+                "DdpConfig::communication is {:?} already; leave it at Communication::AllReduce",
+                config.communication
+            );
+            return Err(Error::CommunicationHookRefused { hook: hook.name(), reason });
+        }
+        Self::build(model, group, config, hook)
+    }
+
+    fn build<M: Module>(
+        model: M,
+        group: &ProcessGroup,
+        config: &DdpConfig,
+        hook: Box<dyn CommunicationHook>,
+    ) -> Result<(Self, M)> {
         backends::check()?;
         let (model, synchronized) = sync_batch_norm::connect_and_count(model, group);
         let (all, trainable) = parameters::list(&model);
-        replicate::check_same_model(&all, synchronized, config, group)?;
+        replicate::check_same_model(&all, synchronized, config, hook.name(), group)?;
         if synchronized > 0 && group.world_size() > 1 {
             config.check_synchronized_layers()?;
         }
-        let sizes = trainable
-            .iter()
-            .map(|parameter| {
-                Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements: parameter.elements })
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let size = |parameter: &Trainable| {
+            let elements = parameter.shape.iter().product();
+            Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements })
+        };
+        let sizes = trainable.iter().map(size).collect::<Result<Vec<_>>>()?;
         if trainable.is_empty() {
             return Err(Error::NothingToTrain);
         }
-        let model = replicate::broadcast(model, Covered::All, group)?;
         let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes);
+        let communicator = Communicator::new(hook, layouts(&plan, &trainable), group)?;
+        let model = replicate::broadcast(model, Covered::All, group)?;
         let depths = if config.overlap { lift::depths(&plan) } else { vec![0; plan.buckets.len()] };
         let lifts = Lifts::new(&depths, trainable.iter().map(|parameter| &parameter.device));
         let names = trainable.into_iter().map(|parameter| parameter.name).collect();
-        let reducer = Arc::new(Reducer::new(group, plan, names, config));
+        let reducer = Arc::new(Reducer::new(group, plan, names, communicator, config));
         Ok((
             Self { group: group.clone(), config: config.clone(), reducer, lifts, exposed: Duration::ZERO },
             model,
@@ -193,6 +230,29 @@ impl DistributedDataParallel {
         replicate::broadcast(model, Covered::Buffers, &self.group)
     }
 
+    /// Tells the communication hook by what factor the losses are multiplied: `scaler.loss_scale()`, before training, on all
+    /// ranks. A hook that keeps something of a gradient for later steps, as
+    /// [`PowerSgd`](super::communication::PowerSgd) does, keeps it in the units of the unscaled loss then; otherwise a
+    /// change of the scale would weigh it wrongly.
+    pub fn set_loss_scale(&mut self, loss_scale: LossScale) {
+        self.reducer.set_loss_scale(loss_scale);
+    }
+
+    /// What the communication hook keeps from step to step, if anything, for a checkpoint: each rank has its own.
+    /// Call it between steps.
+    pub fn hook_state(&self) -> Option<HookState> {
+        self.reducer.hook_state()
+    }
+
+    /// Goes on with what the communication hook had kept: each rank with its own, all at the same time.
+    ///
+    /// # Errors
+    /// [`Error::CommunicationHookState`] where it does not fit on any rank, and then no rank has loaded anything; what the
+    /// group's collectives return.
+    pub fn load_hook_state(&mut self, state: &HookState) -> Result<()> {
+        self.reducer.load_hook_state(state)
+    }
+
     /// The log of what happens in each step; it is off until started.
     pub fn events(&self) -> &EventLog {
         self.reducer.events()
@@ -226,36 +286,5 @@ impl Drop for AbortOnPanic<'_> {
         if std::thread::panicking() {
             self.0.abort(&format!("rank {} panicked in its backward pass", self.0.rank()));
         }
-    }
-}
-
-/// Hands the reduced gradients out under the ids of `model`'s parameters.
-fn gradients<M: Module>(model: &M, reduced: Reduced) -> GradientsParams {
-    let mut visitor = HandOut {
-        reduced: reduced.gradients.into_iter(),
-        seen: Default::default(),
-        gradients: GradientsParams::new(),
-    };
-    model.visit(&mut visitor);
-    visitor.gradients
-}
-
-struct HandOut {
-    /// In the order in which the trainable parameters are visited.
-    reduced: std::vec::IntoIter<Option<Bytes>>,
-    seen: std::collections::HashSet<burn::module::ParamId>,
-    gradients: GradientsParams,
-}
-
-impl ModuleVisitor for HandOut {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.base();
-        if !tensor.is_require_grad() || !self.seen.insert(param.id) {
-            return;
-        }
-        let Some(bytes) = self.reduced.next().flatten() else { return };
-        let data = TensorData::from_bytes(bytes, tensor.shape(), tensor.dtype());
-        let options = (&tensor.device().without_autodiff(), tensor.dtype());
-        self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct ParameterInfo {
 #[derive(Clone, Debug)]
 pub(crate) struct Trainable {
     pub(crate) name: String,
-    pub(crate) elements: usize,
+    pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
     pub(crate) device: Device,
 }
@@ -52,8 +52,7 @@ impl Collector {
         let name = self.path.join(".");
         let trainable = device.is_some();
         if let Some(device) = device {
-            let elements = shape.iter().product();
-            self.trainable.push(Trainable { name: name.clone(), elements, dtype, device });
+            self.trainable.push(Trainable { name: name.clone(), shape: shape.clone(), dtype, device });
         }
         self.all.push(ParameterInfo { name, shape, dtype: format!("{dtype:?}"), trainable });
     }

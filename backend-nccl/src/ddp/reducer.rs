@@ -1,4 +1,4 @@
-//! The reducer: fills buckets as gradients arrive, launches each bucket's all-reduce as soon as it may, and hands
+//! The reducer: fills buckets as gradients arrive, hands each to the communication hook as soon as it may, and hands
 //! the results out.
 //!
 //! Filling happens inside the backward pass, where nothing may panic or block: errors are kept for
@@ -11,11 +11,13 @@ use burn::tensor::Bytes;
 
 use super::agreement::{self, Use};
 use super::arithmetic;
-use super::bucket::BucketPlan;
-use super::config::{DdpConfig, UnusedParameters, WireFormat};
+use super::bucket::{Bucket, BucketPlan};
+use super::communication::{Communicator, HookState, Terms};
+use super::config::{DdpConfig, UnusedParameters};
 use super::events::{DdpEvent, EventLog};
 use super::memory;
 use super::parts::{Lent, lend};
+use crate::amp::LossScale;
 use crate::error::{Error, Result};
 use crate::group::{ProcessGroup, Work};
 use crate::hook::{ArrivedGradient, GradientSink};
@@ -43,18 +45,19 @@ pub(crate) struct Reducer {
     plan: BucketPlan,
     names: Vec<String>,
     unused_parameters: UnusedParameters,
-    wire_format: WireFormat,
+    communicator: Communicator,
     events: EventLog,
     state: Mutex<State>,
 }
 
 struct State {
     phase: Phase,
-    /// Buckets that are being filled; `None` while an all-reduce owns the buffer.
+    /// Buckets that are being filled; `None` while the communication hook owns the buffer.
     buffers: Vec<Option<Bytes>>,
     /// Buckets handed out in the last step, taken back when nobody holds a gradient of theirs any more.
     handed_out: Vec<Option<Lent>>,
-    in_flight: Vec<Flight>,
+    /// Buckets that the communication hook averages.
+    in_flight: Vec<Work<Bytes>>,
     /// Gradients that each bucket still waits for in this backward pass.
     pending: Vec<usize>,
     /// Whether a parameter's gradient arrived in this backward pass, and since the last reduction.
@@ -66,22 +69,11 @@ struct State {
     divisor: usize,
     /// Whether this rank has a batch in this step.
     has_batch: bool,
+    /// Where the factor of the loss is read.
+    loss_scale: Option<LossScale>,
+    /// The factor of the loss in this step.
+    factor: f32,
     error: Option<Error>,
-}
-
-/// A bucket on the wire.
-struct Flight {
-    work: Work<WireBuffer>,
-    /// The full-precision buffer, where the wire carries a compressed copy of it.
-    uncompressed: Option<Bytes>,
-}
-
-struct WireBuffer(Bytes);
-
-impl AsMut<[u8]> for WireBuffer {
-    fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
 }
 
 impl Reducer {
@@ -89,6 +81,7 @@ impl Reducer {
         group: &ProcessGroup,
         plan: BucketPlan,
         names: Vec<String>,
+        communicator: Communicator,
         config: &DdpConfig,
     ) -> Self {
         let (buckets, parameters) = (plan.buckets.len(), names.len());
@@ -103,6 +96,8 @@ impl Reducer {
             micro_batches: 0,
             divisor: group.world_size(),
             has_batch: true,
+            loss_scale: None,
+            factor: 1.0,
             error: None,
         };
         Self {
@@ -110,7 +105,7 @@ impl Reducer {
             plan,
             names,
             unused_parameters: config.unused_parameters,
-            wire_format: config.wire_format,
+            communicator,
             events: EventLog::default(),
             state: Mutex::new(state),
         }
@@ -143,6 +138,7 @@ impl Reducer {
         state.phase = phase;
         state.divisor = divisor;
         state.has_batch = has_batch;
+        state.factor = state.loss_scale.as_ref().map_or(1.0, LossScale::factor);
         state.fired.fill(false);
         for (index, bucket) in self.plan.buckets.iter().enumerate() {
             state.pending[index] = bucket.parameters.len();
@@ -193,23 +189,33 @@ impl Reducer {
         }
         self.complete_missing(state);
         self.launch_ready(state);
-        let mut gradients: Vec<Option<Bytes>> = self.plan.slots.iter().map(|_| None).collect();
-        for (index, flight) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
-            let reduced = self.land(index, flight)?;
-            let parameters = &self.plan.buckets[index].parameters;
-            let ranges = parameters.iter().map(|&parameter| self.plan.slots[parameter].range());
-            let (lent, parts) = lend(reduced, ranges);
-            state.handed_out[index] = Some(lent);
-            parameters.iter().zip(parts).for_each(|(&parameter, part)| gradients[parameter] = Some(part));
+        let mut buckets = Vec::with_capacity(self.plan.buckets.len());
+        for (index, work) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
+            buckets.push(work.wait()?);
             self.events.push(DdpEvent::BucketReduced(index));
         }
         let own: Vec<Use> = state.filled.iter().map(|&filled| Use::of(filled, state.has_batch)).collect();
         let used = agreement::exchange(&self.group, &own, &self.names, self.unused_parameters)?;
+        let of_bucket =
+            |bucket: &Bucket| bucket.parameters.iter().map(|&parameter| used[parameter]).collect();
+        let used_of_buckets: Vec<Vec<bool>> = self.plan.buckets.iter().map(of_bucket).collect();
+        self.communicator.finish(&self.group, &mut buckets, &used_of_buckets, self.terms(state))?;
         state.forget();
-        for (gradient, used) in gradients.iter_mut().zip(used) {
-            gradient.take_if(|_| !used);
+        Ok(Reduced { gradients: self.hand_out(state, buckets, &used) })
+    }
+
+    /// Cuts the averaged buckets into the gradients of the parameters that were used.
+    fn hand_out(&self, state: &mut State, buckets: Vec<Bytes>, used: &[bool]) -> Vec<Option<Bytes>> {
+        let mut gradients: Vec<Option<Bytes>> = self.plan.slots.iter().map(|_| None).collect();
+        for (index, averaged) in buckets.into_iter().enumerate() {
+            let parameters = &self.plan.buckets[index].parameters;
+            let ranges = parameters.iter().map(|&parameter| self.plan.slots[parameter].range());
+            let (lent, parts) = lend(averaged, ranges);
+            state.handed_out[index] = Some(lent);
+            let parts = parameters.iter().zip(parts).filter(|&(&parameter, _)| used[parameter]);
+            parts.for_each(|(&parameter, part)| gradients[parameter] = Some(part));
         }
-        Ok(Reduced { gradients })
+        gradients
     }
 
     /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches
@@ -236,38 +242,32 @@ impl Reducer {
                 return;
             }
             let Some(mut buffer) = state.buffers[index].take() else { return };
-            let mut op = ReduceOp::Mean;
             if state.divisor != self.group.world_size() {
                 arithmetic::scale(&mut buffer, 1.0 / state.divisor as f64, bucket.dtype);
-                op = ReduceOp::Sum;
             }
-            let wire_dtype = self.wire_dtype(bucket.dtype);
-            let (buffer, uncompressed) = if wire_dtype == bucket.dtype {
-                (buffer, None)
-            } else {
-                (arithmetic::compress(&buffer, bucket.dtype, wire_dtype), Some(buffer))
-            };
-            let work = self.group.all_reduce_async(WireBuffer(buffer), wire_dtype, op);
-            state.in_flight.push(Flight { work, uncompressed });
+            let work = self.communicator.start(&self.group, index, buffer, self.terms(state));
+            state.in_flight.push(work);
             self.events.push(DdpEvent::BucketLaunched(index));
         }
     }
 
-    /// Waits for a bucket and restores its full precision.
-    fn land(&self, index: usize, flight: Flight) -> Result<Bytes> {
-        let WireBuffer(buffer) = flight.work.wait()?;
-        let Some(mut full) = flight.uncompressed else { return Ok(buffer) };
-        let dtype = self.plan.buckets[index].dtype;
-        arithmetic::decompress(&buffer, self.wire_dtype(dtype), &mut full, dtype);
-        Ok(full)
+    /// What a hook must know of the step.
+    fn terms(&self, state: &State) -> Terms {
+        let whole_world = state.divisor == self.group.world_size();
+        let op = if whole_world { ReduceOp::Mean } else { ReduceOp::Sum };
+        Terms { op, loss_scale: state.factor }
     }
 
-    fn wire_dtype(&self, dtype: DType) -> DType {
-        match (self.wire_format, dtype) {
-            (WireFormat::F16, DType::F32 | DType::F64) => DType::F16,
-            (WireFormat::BF16, DType::F32 | DType::F64) => DType::BF16,
-            _ => dtype,
-        }
+    pub(crate) fn set_loss_scale(&self, loss_scale: LossScale) {
+        self.lock().loss_scale = Some(loss_scale);
+    }
+
+    pub(crate) fn hook_state(&self) -> Option<HookState> {
+        self.communicator.state()
+    }
+
+    pub(crate) fn load_hook_state(&self, state: &HookState) -> Result<()> {
+        self.communicator.load_state(&self.group, state)
     }
 
     pub(crate) fn events(&self) -> &EventLog {

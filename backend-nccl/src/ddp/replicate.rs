@@ -19,6 +19,8 @@ const LISTED_DIFFERENCES: usize = 8;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Description {
     config: String,
+    /// The name of the communication hook, with its options.
+    hook: String,
     /// How many layers run collectives of their own.
     synchronized: usize,
     parameters: Vec<ParameterInfo>,
@@ -32,9 +34,11 @@ pub(crate) fn check_same_model(
     parameters: &[ParameterInfo],
     synchronized: usize,
     config: &DdpConfig,
+    hook: String,
     group: &ProcessGroup,
 ) -> Result<()> {
-    let own = Description { config: config.to_string(), synchronized, parameters: parameters.to_vec() };
+    let (config, parameters) = (config.to_string(), parameters.to_vec());
+    let own = Description { config, hook, synchronized, parameters };
     let unreadable = |error: serde_json::Error| Error::ModelDescription { cause: error.to_string() };
     let descriptions: Vec<Description> = group
         .all_gather_bytes(&serde_json::to_vec(&own).map_err(unreadable)?)?
@@ -54,6 +58,12 @@ fn differences(reference: &Description, other: &Description, rank: usize) -> Vec
     let mut found = Vec::new();
     if reference.config != other.config {
         found.push(format!("rank 0 has options {}, rank {rank} has {}", reference.config, other.config));
+    }
+    if reference.hook != other.hook {
+        found.push(format!(
+            "rank 0 has the communication hook `{}`, rank {rank} has `{}`",
+            reference.hook, other.hook
+        ));
     }
     if reference.synchronized != other.synchronized {
         found.push(format!(
@@ -187,7 +197,12 @@ mod tests {
             dtype: "F32".into(),
             trainable: true,
         };
-        Description { config: "{}".into(), synchronized: 0, parameters: names.iter().map(info).collect() }
+        Description {
+            config: "{}".into(),
+            hook: "all-reduce".into(),
+            synchronized: 0,
+            parameters: names.iter().map(info).collect(),
+        }
     }
 
     #[test]
@@ -207,6 +222,14 @@ mod tests {
         other.parameters[0].shape = vec![2, 4];
         let found = differences(&description(&["a"]), &other, 1);
         assert_eq!(found, ["rank 0 has `a` [2, 3] F32, rank 1 has `a` [2, 4] F32"]);
+    }
+
+    #[test]
+    fn another_communication_hook_shows_both_sides() {
+        let mut other = description(&["a"]);
+        other.hook = "top 5".into();
+        let found = differences(&description(&["a"]), &other, 1);
+        assert_eq!(found, ["rank 0 has the communication hook `all-reduce`, rank 1 has `top 5`"]);
     }
 
     #[test]

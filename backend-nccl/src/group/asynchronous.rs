@@ -244,7 +244,7 @@ impl ProcessGroup {
     }
 
     /// Queues `run` for the communication thread, unless the call is refused or the thread cannot be had.
-    fn start<T: Send + 'static>(
+    pub(super) fn start<T: Send + 'static>(
         &self,
         checked: Result<()>,
         operation: Operation,

@@ -45,7 +45,7 @@ impl Core {
         let _abort = AbortOnPanic(self);
         let deadline = Deadline::after(self.options.timeout);
         let signature = collective.signature(sequence);
-        let call = Call { sequence, deadline, check: self.options.check, patience };
+        let call = Call { sequence, deadline, check: self.options.check, patience, part_of: None };
         self.transport
             .execute(call, collective)
             .map_err(|failure| failed(self.rank, self.world_size, signature, deadline.elapsed(), failure))

@@ -6,6 +6,7 @@ mod collectives;
 mod core;
 mod options;
 mod order;
+mod reserved;
 mod split;
 mod work;
 mod worker;
@@ -17,13 +18,14 @@ use std::{
 
 use self::{core::Core, order::Order, worker::Worker};
 
-pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
+pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
+pub use reserved::Reserved;
 pub use work::Work;
 
 use crate::{
     Error, Result,
     deadline::Deadline,
-    rendezvous::{Environment, Identity, Rendezvous, listen},
+    rendezvous::{Environment, Identity, Rendezvous, Secret, listen},
     transport::{self, Buffer, Mesh, Single, Transport},
 };
 
@@ -95,10 +97,11 @@ impl ProcessGroup {
             source: Arc::new(source),
         })?;
         let mut listener = Some(listener);
+        let secret = Secret::random()?;
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..world_size)
                 .map(|rank| {
-                    let environment = Environment::on_this_machine(rank, world_size, port.port());
+                    let environment = Environment::in_this_process(rank, world_size, port.port(), secret);
                     let (options, listener) = (options.clone(), listener.take());
                     scope.spawn(move || Self::connect_on(&environment, options, listener))
                 })
@@ -121,13 +124,15 @@ impl ProcessGroup {
         if place.world_size == 1 {
             return Ok(Self::new(Box::new(Single::default()), place, options));
         }
-        let kind = options.requested_transport()?;
+        let wish = options.wish(place.rank)?;
         let deadline = Deadline::after(options.connect_timeout);
-        let identity = Identity::new(place.rank, place.world_size, &environment.run_id);
+        let mut environment = environment.clone();
+        let listener = transport::mpi::prepare(&mut environment, wish.kind, deadline)?.or(listener);
+        let identity = Identity::new(place.rank, place.world_size, &environment.run_id, environment.secret);
         let (host, port) = (environment.master_addr.as_str(), environment.master_port);
         let rendezvous = Rendezvous::join(identity, host, port, listener, deadline)?;
-        let (mesh, connecting) = Mesh::of_job(&rendezvous, deadline)?;
-        let transport = transport::connect(mesh, connecting, kind, deadline)?;
+        let (mesh, connecting) = Mesh::of_job(&rendezvous, options.host_timeout, deadline)?;
+        let transport = transport::connect(mesh, connecting, wish, deadline)?;
         log::debug!("rank {} of {} joined {}", place.rank, place.world_size, rendezvous.address);
         Ok(Self::new(Box::new(transport), place, options))
     }

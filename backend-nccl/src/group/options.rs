@@ -5,13 +5,15 @@ use std::time::Duration;
 use crate::{
     Result,
     rendezvous::{debug_requested, transport_requested},
-    transport::TransportKind,
+    transport::{TransportKind, Wish},
 };
 
 /// How long a collective may take unless told otherwise: longer than any step, shorter than a night.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long the ranks may take to find each other unless told otherwise.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a host may be out of reach unless told otherwise: longer than a switch takes to find another way.
+pub const DEFAULT_HOST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of a process group. All ranks should use the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,12 +23,19 @@ pub struct GroupOptions {
     pub timeout: Duration,
     /// The limit of the rendezvous. Default: 5 minutes.
     pub connect_timeout: Duration,
+    /// How long the host of another rank may answer nothing before its ranks are lost, at least 2 seconds. Default: 10
+    /// seconds. A rank that crashes or is killed is noticed at once, whatever this is; one that is stopped on a host
+    /// that answers is the matter of `timeout`.
+    pub host_timeout: Duration,
     /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of latency.
     /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
     pub check: bool,
     /// The transport. Default: `None`, what `BURN_NCCL_TRANSPORT` says (`auto`, `tcp`, `shm` or `mpi`), else
     /// [`TransportKind::Auto`].
     pub transport: Option<TransportKind>,
+    /// A test double: the number of the host on which each rank is to believe that it is. Not for programs.
+    #[doc(hidden)]
+    pub pretended_hosts: Option<Vec<u32>>,
 }
 
 impl Default for GroupOptions {
@@ -34,8 +43,10 @@ impl Default for GroupOptions {
         Self {
             timeout: DEFAULT_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            host_timeout: DEFAULT_HOST_TIMEOUT,
             check: cfg!(debug_assertions) || debug_requested(),
             transport: None,
+            pretended_hosts: None,
         }
     }
 }
@@ -53,6 +64,12 @@ impl GroupOptions {
         self
     }
 
+    /// Sets how long the host of another rank may answer nothing.
+    pub fn with_host_timeout(mut self, host_timeout: Duration) -> Self {
+        self.host_timeout = host_timeout;
+        self
+    }
+
     /// Switches the comparison of op, type and length before each collective.
     pub fn with_check(mut self, check: bool) -> Self {
         self.check = check;
@@ -65,8 +82,10 @@ impl GroupOptions {
         self
     }
 
-    /// The transport that is asked for.
-    pub(crate) fn requested_transport(&self) -> Result<TransportKind> {
-        self.transport.map_or_else(transport_requested, Ok)
+    /// What is asked for on this rank.
+    pub(crate) fn wish(&self, rank: usize) -> Result<Wish> {
+        let kind = self.transport.map_or_else(transport_requested, Ok)?;
+        let pretended = self.pretended_hosts.as_ref().and_then(|hosts| hosts.get(rank));
+        Ok(Wish { kind, host: pretended.map(|host| format!("a pretended host, {host}")) })
     }
 }

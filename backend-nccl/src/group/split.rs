@@ -56,7 +56,7 @@ impl ProcessGroup {
         let Some(color) = color else { return Ok(None) };
         let members = self.members(&choices, color)?;
         let Some(listener) = listener else { unreachable!("a rank without a listener is not a member") };
-        let kind = options.requested_transport()?;
+        let wish = options.wish(core.rank)?;
         let label = format!("{split}/{color}");
         let Some((mesh, connecting)) = mesh.part(&label, &members, listener) else {
             unreachable!("this rank has chosen this color")
@@ -66,7 +66,7 @@ impl ProcessGroup {
             return Ok(Some(Self::new(Box::new(Single::default()), place(0, 1), options)));
         }
         let deadline = Deadline::after(options.connect_timeout);
-        let transport = transport::connect(mesh, connecting, kind, deadline)?;
+        let transport = transport::connect(mesh, connecting, wish, deadline)?;
         Ok(Some(Self::new(Box::new(transport), place(rank, world_size), options)))
     }
 

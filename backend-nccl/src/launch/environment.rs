@@ -1,39 +1,49 @@
-use super::{config::LaunchConfig, cores::threads_per_rank};
+use super::{config::LaunchConfig, cores::threads_per_rank, protocol::Attempt, secret::SECRET_VARIABLE};
 use std::{
-    collections::hash_map::RandomState,
     ffi::{OsStr, OsString},
-    hash::{BuildHasher, Hasher},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Variables that compute libraries take their number of threads from.
 const THREAD_VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "OMP_NUM_THREADS"];
 
-/// What is the same for all ranks of one launch.
+/// Names the folder in which the ranks leave their last operations when they fail.
+const FLIGHT_RECORD_VARIABLE: &str = "BURN_NCCL_FLIGHT_RECORD";
+
+/// What a launcher around this one may have set and what would mislead the ranks of this one: who serves the rendezvous,
+/// and where errors go.
+pub(super) const NOT_INHERITED: [&str; 2] = ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"];
+
+/// What is the same for all ranks that one node starts in one attempt.
 pub(super) struct Job<'a> {
     pub(super) config: &'a LaunchConfig,
-    pub(super) port: u16,
-    pub(super) run_id: String,
+    pub(super) attempt: &'a Attempt,
+    /// The ranks' secret.
+    pub(super) secret: &'a str,
     /// Cores that the ranks share.
     pub(super) cores: usize,
 }
 
-/// A token that tells this launch from every other, so that a rank of another job is refused at the rendezvous.
-pub(super) fn new_run_id() -> String {
-    // Each `RandomState` holds keys from the system's random source.
-    let word = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", word(), word())
+impl Job<'_> {
+    /// Where the ranks' logs of this attempt go. Those of the first attempt are in the log folder itself, each
+    /// restart has a folder of its own in it, so that the log of what failed is not mixed with what came after.
+    pub(super) fn log_folder(&self) -> Option<PathBuf> {
+        let folder = self.config.log_dir.as_ref()?;
+        Some(match self.attempt.restart {
+            0 => folder.clone(),
+            restart => folder.join(format!("restart-{restart}")),
+        })
+    }
 }
 
-/// The variables that rank `rank` gets over those it inherits; a later one replaces an earlier one.
+/// The variables that the node's rank `local_rank` gets over those it inherits; a later one replaces an earlier one.
 pub(super) fn rank_variables(
     job: &Job,
-    rank: usize,
+    local_rank: usize,
     error_file: &Path,
     is_inherited: impl Fn(&OsStr) -> bool,
 ) -> Vec<(OsString, OsString)> {
     let config = job.config;
-    let world_size = config.nproc_per_node.to_string();
     let mut variables = Vec::new();
     for name in THREAD_VARIABLES {
         if config.threads_per_rank.is_some() || !is_inherited(name.as_ref()) {
@@ -42,20 +52,45 @@ pub(super) fn rank_variables(
             variables.push((name.into(), threads.to_string().into()));
         }
     }
+    if let Some(folder) = job.log_folder().filter(|_| !is_inherited(FLIGHT_RECORD_VARIABLE.as_ref())) {
+        variables.push((FLIGHT_RECORD_VARIABLE.into(), folder.into()));
+    }
     variables.extend(config.env.iter().cloned());
-    variables.extend(config.rank_env.get(rank).into_iter().flatten().cloned());
-    let identity: [(&str, OsString); 8] = [
-        ("RANK", rank.to_string().into()),
-        ("LOCAL_RANK", rank.to_string().into()),
-        ("WORLD_SIZE", world_size.clone().into()),
-        ("LOCAL_WORLD_SIZE", world_size.into()),
-        ("MASTER_ADDR", config.master_addr.clone().into()),
-        ("MASTER_PORT", job.port.to_string().into()),
-        ("BURN_NCCL_RUN_ID", job.run_id.clone().into()),
-        (super::report::ERROR_FILE_VARIABLE, error_file.into()),
-    ];
-    variables.extend(identity.map(|(name, value)| (name.into(), value)));
+    variables.extend(config.rank_env.get(local_rank).into_iter().flatten().cloned());
+    variables.extend(identity(job, local_rank).map(|(name, value)| (name.into(), value.into())));
+    variables.push((super::report::ERROR_FILE_VARIABLE.into(), error_file.into()));
     variables
+}
+
+/// What makes a process a rank. `torchrun` calls the node's number the rank of the group of its workers.
+fn identity(job: &Job, local_rank: usize) -> [(&'static str, String); 13] {
+    let (config, attempt) = (job.config, job.attempt);
+    [
+        ("RANK", (attempt.first_rank + local_rank).to_string()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("WORLD_SIZE", attempt.world_size.to_string()),
+        ("LOCAL_WORLD_SIZE", config.nproc_per_node.to_string()),
+        ("GROUP_RANK", config.node_rank.to_string()),
+        // The address at which this node's launcher has reached node 0.
+        ("MASTER_ADDR", config.master_addr.clone()),
+        ("MASTER_PORT", attempt.master_port.to_string()),
+        ("BURN_NCCL_RUN_ID", attempt.run_id.clone()),
+        (SECRET_VARIABLE, job.secret.to_owned()),
+        (RESTART_COUNT_VARIABLE, attempt.restart.to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", attempt.restart.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", attempt.max_restarts.to_string()),
+        ("TORCHELASTIC_RUN_ID", attempt.run_id.clone()),
+    ]
+}
+
+/// Tells a rank how often the ranks have been started before.
+const RESTART_COUNT_VARIABLE: &str = "BURN_NCCL_RESTART_COUNT";
+
+/// How often this job's ranks were started again before this process, by `burnrun` or by `torchrun`; 0 without a launcher
+/// and under one that does not tell.
+pub fn restart_count() -> usize {
+    let count = |name| std::env::var(name).ok()?.trim().parse().ok();
+    count(RESTART_COUNT_VARIABLE).or_else(|| count("TORCHELASTIC_RESTART_COUNT")).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -66,7 +101,16 @@ mod tests {
     fn variables(change: impl FnOnce(&mut LaunchConfig), inherited: &[&str]) -> HashMap<String, String> {
         let mut config = LaunchConfig::new("train", 4);
         change(&mut config);
-        let job = Job { config: &config, port: 4711, run_id: "cafe".into(), cores: 8 };
+        let attempt = Attempt {
+            restart: 2,
+            max_restarts: 3,
+            run_id: "cafe".into(),
+            seed: String::new(),
+            world_size: 6,
+            first_rank: 2,
+            master_port: 4711,
+        };
+        let job = Job { config: &config, attempt: &attempt, secret: "5ec2e7", cores: 8 };
         let is_inherited = |name: &OsStr| inherited.iter().any(|known| *known == name);
         let text = |value: OsString| value.into_string().expect("UTF-8");
         rank_variables(&job, 1, Path::new("/tmp/e"), is_inherited)
@@ -78,20 +122,26 @@ mod tests {
     #[test]
     fn a_rank_gets_its_place_and_its_part_of_the_cores() {
         let expected = [
-            ("RANK", "1"),
+            ("RANK", "3"),
             ("LOCAL_RANK", "1"),
-            ("WORLD_SIZE", "4"),
+            ("WORLD_SIZE", "6"),
             ("LOCAL_WORLD_SIZE", "4"),
+            ("GROUP_RANK", "1"),
             ("MASTER_ADDR", "127.0.0.1"),
             ("MASTER_PORT", "4711"),
             ("BURN_NCCL_RUN_ID", "cafe"),
+            ("BURN_NCCL_SECRET", "5ec2e7"),
+            ("BURN_NCCL_RESTART_COUNT", "2"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+            ("TORCHELASTIC_MAX_RESTARTS", "3"),
+            ("TORCHELASTIC_RUN_ID", "cafe"),
             ("BURN_NCCL_ERROR_FILE", "/tmp/e"),
             ("RAYON_NUM_THREADS", "2"),
             ("OMP_NUM_THREADS", "2"),
         ];
         let expected: HashMap<_, _> =
             expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        assert_eq!(variables(|_| (), &[]), expected);
+        assert_eq!(variables(|c| c.node_rank = 1, &[]), expected);
     }
 
     #[test]
@@ -113,13 +163,13 @@ mod tests {
             },
             &[],
         );
-        assert_eq!((mixed["A"].as_str(), mixed["RANK"].as_str()), ("r1", "1"));
+        assert_eq!((mixed["A"].as_str(), mixed["RANK"].as_str()), ("r1", "3"));
     }
 
     #[test]
-    fn run_ids_differ() {
-        let (a, b) = (new_run_id(), new_run_id());
-        assert_eq!(a.len(), 32);
-        assert_ne!(a, b);
+    fn flight_records_go_to_the_logs_of_their_attempt_unless_the_user_says_where() {
+        let log_dir = |c: &mut LaunchConfig| c.log_dir = Some("logs".into());
+        assert_eq!(variables(log_dir, &[])["BURN_NCCL_FLIGHT_RECORD"], "logs/restart-2");
+        assert_eq!(variables(log_dir, &["BURN_NCCL_FLIGHT_RECORD"]).get("BURN_NCCL_FLIGHT_RECORD"), None);
     }
 }

@@ -102,6 +102,107 @@ pub enum LaunchError {
         source: io::Error,
     },
 
+    /// The node's number is not one of the job's.
+    #[error("node {node} is not one of {nnodes}: give each node its own number from 0 to {}", nnodes.saturating_sub(1))]
+    NodeRank {
+        /// The number that was given.
+        node: usize,
+        /// The number of nodes.
+        nnodes: usize,
+    },
+
+    /// Ranks whose output is to be shown are not there.
+    #[error("rank {local_rank} is to be shown, but this node has {ranks} ranks, counted from 0: name others")]
+    UnknownLocalRank {
+        /// The rank's number on the node.
+        local_rank: usize,
+        /// The number of ranks on the node.
+        ranks: usize,
+    },
+
+    /// A secret that is none.
+    #[error(
+        "cannot use the secret in {origin}: {why}; give a text that nobody can guess, the same on all nodes"
+    )]
+    Secret {
+        /// The file or variable.
+        origin: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+
+    /// The file of the secret cannot be read.
+    #[error("cannot read the secret in {}: {source}; check the path and that you may read it", path.display())]
+    SecretFile {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+
+    /// Node 0 did not answer, or did not take this node, within the time limit.
+    #[error(
+        "node {node} did not reach node 0 at {address} within {seconds:.1} s: {source}; check the master address and \
+         port, that burnrun runs on node 0, and that no firewall is between the two"
+    )]
+    Unreachable {
+        /// This node.
+        node: usize,
+        /// Where node 0 was looked for.
+        address: String,
+        /// How long.
+        seconds: f64,
+        /// Why the last attempt failed.
+        source: io::Error,
+    },
+
+    /// Node 0 does not take this node.
+    #[error("node 0 at {address} refused node {node}: {reason}")]
+    Refused {
+        /// This node.
+        node: usize,
+        /// Where node 0 is.
+        address: String,
+        /// Its words.
+        reason: String,
+    },
+
+    /// Not all nodes came.
+    #[error(
+        "{} did not come within {seconds:.1} s: start burnrun on each node with the same --nnodes, --master-addr and \
+         --master-port, or allow more time",
+        super::coordinator::nodes(missing)
+    )]
+    NodesMissing {
+        /// The nodes.
+        missing: Vec<usize>,
+        /// How long the others waited.
+        seconds: f64,
+    },
+
+    /// The ranks of another node did not start.
+    #[error("node {node} on host {host} did not start its ranks: {reason}")]
+    OtherNode {
+        /// The node.
+        node: usize,
+        /// Its host.
+        host: String,
+        /// Its error.
+        reason: String,
+    },
+
+    /// The launcher of node 0 has gone, and with it who decides for all nodes. The ranks of this node were ended.
+    #[error(
+        "the launcher of node 0 at {address} was lost: {why}; the ranks of this node were ended; start the job again \
+         on all nodes"
+    )]
+    CoordinatorLost {
+        /// Where it was.
+        address: String,
+        /// How it was seen.
+        why: String,
+    },
+
     /// Another launch is under way in this process; signals can be forwarded to one job only.
     #[error(
         "another launch is running in this process: wait for it to end, or launch from a process of its own"

@@ -50,24 +50,38 @@
 //! nothing that it has not. So Ctrl-Z stops the launcher alone, and the ranks train on until it is continued or
 //! killed.
 
+mod admission;
+mod agent;
+mod attempt;
 mod config;
+mod connect;
+mod coordinator;
 mod cores;
 mod environment;
 mod error;
 mod guard;
 mod lines;
+mod link;
+mod members;
 mod outcome;
 mod output;
 mod port;
+mod protocol;
 mod report;
+mod report_file;
 mod run;
+mod secret;
+mod serve;
 mod signals;
 mod spawn;
 mod watch;
+mod wire;
 
 pub use config::{LaunchConfig, RankOutput};
 pub use cores::{NprocPerNode, threads_per_rank, visible_gpu_count};
+pub use environment::restart_count;
 pub use error::LaunchError;
-pub use outcome::{Ending, Failure, Outcome, RankEnd};
+pub use outcome::{Ending, Failure, Outcome, RankEnd, STOPPED_EXIT_CODE};
 pub use report::{ERROR_FILE_VARIABLE, ErrorReport, install_panic_hook, report_consequence, report_error};
 pub use run::run;
+pub use secret::Secret;

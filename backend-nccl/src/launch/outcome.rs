@@ -1,12 +1,21 @@
 use super::report::ErrorReport;
 use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
 use std::{cmp::Ordering, fmt, path::PathBuf};
+
+/// The exit code of a rank that was asked to stop, has saved what it needs to go on, and can be started again:
+/// `EX_TEMPFAIL` of `sysexits.h`.
+pub const STOPPED_EXIT_CODE: i32 = 75;
+
+/// The exit code of a rank that was started with wrong options. Starting it again would not make them right.
+const USAGE_EXIT_CODE: i32 = 2;
 
 /// Added to a signal's number to make an exit code, as shells do.
 const SIGNAL_EXIT_BASE: i32 = 128;
 
 /// How a rank's process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Ending {
     /// It ended with this exit code.
     Code(i32),
@@ -16,6 +25,8 @@ pub enum Ending {
     Unkillable,
     /// Another part of the launcher's program has taken its exit code.
     Lost,
+    /// Its node's launcher, or the whole node, has disappeared.
+    NodeLost,
 }
 
 impl Ending {
@@ -24,7 +35,7 @@ impl Ending {
         match self {
             Self::Code(code) => code,
             Self::Signal(signal) => SIGNAL_EXIT_BASE + signal,
-            Self::Unkillable | Self::Lost => 1,
+            Self::Unkillable | Self::Lost | Self::NodeLost => 1,
         }
     }
 }
@@ -36,20 +47,27 @@ impl fmt::Display for Ending {
             Self::Signal(signal) => write!(f, "{}", signal_name(*signal)),
             Self::Unkillable => write!(f, "still there after SIGKILL"),
             Self::Lost => write!(f, "exit code unknown"),
+            Self::NodeLost => write!(f, "lost with its node"),
         }
     }
 }
 
 /// The end of one rank.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankEnd {
     /// The rank.
     pub rank: usize,
-    /// Its process.
+    /// Its number on its node.
+    pub local_rank: usize,
+    /// Its node.
+    pub node: usize,
+    /// The name of its node's host.
+    pub host: String,
+    /// Its process; 0 where its node was lost before it told.
     pub pid: u32,
     /// How it ended.
     pub ending: Ending,
-    /// When the launcher saw it, in seconds since 1970-01-01 UTC.
+    /// When the launcher saw it, in seconds since 1970-01-01 UTC by the clock of node 0.
     pub seen_at: f64,
     /// Whether the launcher had sent it a signal before.
     pub was_signalled: bool,
@@ -57,10 +75,12 @@ pub struct RankEnd {
     pub report: Option<ErrorReport>,
     /// Its last lines on stderr, where the launcher has read them.
     pub stderr: Vec<String>,
+    /// Its log file on its host, if it has one.
+    pub log: Option<PathBuf>,
 }
 
 impl RankEnd {
-    fn failed(&self) -> bool {
+    pub(super) fn failed(&self) -> bool {
         self.ending != Ending::Code(0)
     }
 
@@ -72,7 +92,8 @@ impl RankEnd {
     /// Whether a signal ended the rank before it could say anything, as the out-of-memory killer does. The others
     /// may have reported the loss before the launcher saw it.
     fn is_silent_death(&self) -> bool {
-        matches!(self.ending, Ending::Signal(_)) && self.report.is_none() && !self.was_signalled
+        let is_lost = self.ending == Ending::NodeLost;
+        is_lost || matches!(self.ending, Ending::Signal(_)) && self.report.is_none() && !self.was_signalled
     }
 
     fn failed_at(&self) -> f64 {
@@ -87,23 +108,33 @@ impl RankEnd {
 }
 
 /// A job that failed by itself.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
     /// The rank that failed first.
     pub first: RankEnd,
     /// The other ranks that did not end with exit code 0, in the order of their failures.
     pub consequences: Vec<RankEnd>,
-    /// The first rank's log file, if it has one.
-    pub log: Option<PathBuf>,
+    /// What ended each attempt before the last one, one line each.
+    pub earlier: Vec<String>,
+    /// Why the ranks were not started once more although a restart was left, where that is so.
+    pub not_restarted: Option<String>,
+    /// The number of nodes of the job.
+    pub nnodes: usize,
 }
 
 /// How a job ended. Its text is what the user should read last: nothing for a success.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// All ranks ended with exit code 0.
     Success,
     /// A rank failed.
     Failed(Box<Failure>),
+    /// All ranks ended with [`STOPPED_EXIT_CODE`]: they were asked to stop and can go on later.
+    Stopped {
+        /// The number of the signal that the launcher passed on, where it was the launcher that asked.
+        signal: Option<i32>,
+    },
     /// The launcher got a signal and ended the ranks.
     Interrupted {
         /// The signal's number.
@@ -115,29 +146,38 @@ pub enum Outcome {
 
 impl Outcome {
     /// Judges how all ranks have ended, after the launcher was told `interrupted` or not.
-    pub(super) fn judge(ends: Vec<RankEnd>, interrupted: Option<Signal>) -> Self {
+    pub(super) fn judge(ends: Vec<RankEnd>, interrupted: Option<i32>, nnodes: usize) -> Self {
+        let was_stopped = |end: &RankEnd| end.ending == Ending::Code(STOPPED_EXIT_CODE);
+        if !ends.is_empty() && ends.iter().all(was_stopped) {
+            return Self::Stopped { signal: interrupted };
+        }
         if let Some(signal) = interrupted {
             let was_killed = |end: &&RankEnd| end.ending == Ending::Signal(Signal::SIGKILL as i32);
             let killed = ends.iter().filter(was_killed).map(|end| end.rank).collect();
-            return Self::Interrupted { signal: signal as i32, killed };
+            return Self::Interrupted { signal, killed };
         }
         let mut failures: Vec<_> = ends.into_iter().filter(RankEnd::failed).collect();
         failures.sort_by(RankEnd::by_cause);
         let mut failures = failures.into_iter();
         match failures.next() {
             None => Self::Success,
-            Some(first) => {
-                Self::Failed(Box::new(Failure { first, consequences: failures.collect(), log: None }))
-            }
+            Some(first) => Self::Failed(Box::new(Failure {
+                first,
+                consequences: failures.collect(),
+                earlier: Vec::new(),
+                not_restarted: None,
+                nnodes,
+            })),
         }
     }
 
-    /// What the launcher's process should end with: 0, the exit code of the rank that failed first, or 128 plus the
-    /// number of a signal.
+    /// What the launcher's process should end with: 0, the exit code of the rank that failed first, 128 plus the
+    /// number of a signal, or [`STOPPED_EXIT_CODE`].
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Success => 0,
             Self::Failed(failure) => failure.first.ending.exit_code(),
+            Self::Stopped { .. } => STOPPED_EXIT_CODE,
             Self::Interrupted { signal, .. } => SIGNAL_EXIT_BASE + signal,
         }
     }
@@ -148,6 +188,13 @@ impl fmt::Display for Outcome {
         match self {
             Self::Success => Ok(()),
             Self::Failed(failure) => write!(f, "{failure}"),
+            Self::Stopped { signal } => {
+                let by = signal.map(|signal| format!(" by {}", signal_name(signal))).unwrap_or_default();
+                writeln!(
+                    f,
+                    "note: the job was stopped{by} and can be resumed: all ranks left with exit code 75"
+                )
+            }
             Self::Interrupted { signal, killed } => {
                 write!(f, "error: the job was ended by {}", signal_name(*signal))?;
                 for (index, rank) in killed.iter().enumerate() {
@@ -161,20 +208,19 @@ impl fmt::Display for Outcome {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (restart, line) in self.earlier.iter().enumerate() {
+            writeln!(f, "note: before restart {}, {line}", restart + 1)?;
+        }
         for end in &self.consequences {
             let by = if end.was_signalled { ", ended by the launcher" } else { "" };
-            write!(
-                f,
-                "note: rank {} (pid {}) ended as a consequence: {}{by}",
-                end.rank, end.pid, end.ending
-            )?;
+            write!(f, "note: {} ended as a consequence: {}{by}", self.name(end), end.ending)?;
             match &end.report {
                 Some(report) => writeln!(f, ": {}", report.message.trim_end())?,
                 None => writeln!(f)?,
             }
         }
         let first = &self.first;
-        writeln!(f, "error: rank {} (pid {}) failed first: {}", first.rank, first.pid, first.ending)?;
+        writeln!(f, "error: {}", self.line())?;
         match (&first.report, first.stderr.as_slice()) {
             (Some(report), _) => writeln!(f, "cause: {}", report.message.trim_end())?,
             (None, []) => writeln!(
@@ -186,17 +232,58 @@ impl fmt::Display for Failure {
                 lines.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
             }
         }
+        if let Some(why) = &self.not_restarted {
+            writeln!(f, "note: the ranks were not started again: {why}")?;
+        }
         writeln!(f, "help: {}", self.help())
     }
 }
 
 impl Failure {
+    /// Which rank failed first and how, in one line.
+    pub(super) fn line(&self) -> String {
+        format!("{} failed first: {}", self.name(&self.first), self.first.ending)
+    }
+
+    /// What the first rank says of its failure, in the rest of a line that says how it ended.
+    pub(super) fn cause(&self) -> String {
+        let said = match &self.first.report {
+            Some(report) => report.message.lines().next(),
+            None => self.first.stderr.last().map(String::as_str),
+        };
+        said.map(|said| format!(": {}", said.trim_end())).unwrap_or_default()
+    }
+
+    /// Why starting the ranks once more would be of no use, where that is so.
+    pub(super) fn hopeless(&self) -> Option<String> {
+        (self.first.ending == Ending::Code(USAGE_EXIT_CODE))
+            .then(|| "exit code 2 says that the options are wrong".to_owned())
+    }
+
+    fn name(&self, end: &RankEnd) -> String {
+        let process = match end.pid {
+            0 => "pid not known".to_owned(),
+            pid => format!("pid {pid}"),
+        };
+        let place =
+            if self.nnodes > 1 { format!(" on node {} ({})", end.node, end.host) } else { String::new() };
+        format!("rank {} ({process}){place}", end.rank)
+    }
+
     fn help(&self) -> String {
-        let sigkill = self.first.ending == Ending::Signal(Signal::SIGKILL as i32);
-        match &self.log {
+        let first = &self.first;
+        let sigkill = first.ending == Ending::Signal(Signal::SIGKILL as i32);
+        match &first.log {
+            _ if first.ending == Ending::NodeLost => format!(
+                "see whether host {} is up and its launcher runs; with --max-restarts the job waits for it",
+                first.host
+            ),
             _ if sigkill => "the system kills a process like this when memory runs out (see dmesg); \
                 use a smaller batch or fewer ranks"
                 .to_owned(),
+            Some(log) if self.nnodes > 1 => {
+                format!("its full output is in {} on {}", log.display(), first.host)
+            }
             Some(log) => format!("its full output is in {}", log.display()),
             None => "its full output is above; to get it alone, give the launcher a log folder".to_owned(),
         }
@@ -204,7 +291,7 @@ impl Failure {
 }
 
 /// A signal's name, or its number where it has none.
-fn signal_name(signal: i32) -> String {
+pub(super) fn signal_name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |signal| signal.as_str().to_owned())
 }
 
@@ -213,8 +300,19 @@ mod tests {
     use super::*;
 
     fn end(rank: usize, ending: Ending, seen_at: f64) -> RankEnd {
-        let (report, stderr) = (None, Vec::new());
-        RankEnd { rank, pid: 100 + rank as u32, ending, seen_at, was_signalled: false, report, stderr }
+        RankEnd {
+            rank,
+            local_rank: rank,
+            node: 0,
+            host: "here".to_owned(),
+            pid: 100 + rank as u32,
+            ending,
+            seen_at,
+            was_signalled: false,
+            report: None,
+            stderr: Vec::new(),
+            log: None,
+        }
     }
 
     fn reported(mut end: RankEnd, timestamp: f64, consequence: bool) -> RankEnd {
@@ -224,7 +322,7 @@ mod tests {
     }
 
     fn first_of(ends: Vec<RankEnd>) -> usize {
-        match Outcome::judge(ends, None) {
+        match Outcome::judge(ends, None, 1) {
             Outcome::Failed(failure) => failure.first.rank,
             other => panic!("not a failure: {other:?}"),
         }
@@ -262,11 +360,12 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_shells() {
-        let judged = |ending| Outcome::judge(vec![end(0, ending, 0.0)], None).exit_code();
+        let judged = |ending| Outcome::judge(vec![end(0, ending, 0.0)], None, 1).exit_code();
         assert_eq!(judged(Ending::Code(0)), 0);
         assert_eq!(judged(Ending::Code(7)), 7);
         assert_eq!(judged(Ending::Signal(9)), 137);
-        assert_eq!(Outcome::judge(vec![end(0, Ending::Code(0), 0.0)], Some(Signal::SIGINT)).exit_code(), 130);
+        let interrupted = Outcome::judge(vec![end(0, Ending::Code(0), 0.0)], Some(2), 1);
+        assert_eq!(interrupted.exit_code(), 130);
     }
 
     #[test]
@@ -278,7 +377,7 @@ mod tests {
             error: rank 2 (pid 102) failed first: exit code 7\n\
             cause: its last lines on stderr are\n  loss is NaN\n\
             help: its full output is above; to get it alone, give the launcher a log folder\n";
-        assert_eq!(Outcome::judge(vec![other, first], None).to_string(), expected);
+        assert_eq!(Outcome::judge(vec![other, first], None, 1).to_string(), expected);
     }
 
     #[test]
@@ -288,7 +387,63 @@ mod tests {
             end(1, Ending::Signal(9), 2.0),
             end(3, Ending::Signal(9), 2.0),
         ];
-        let text = Outcome::judge(ends, Some(Signal::SIGTERM)).to_string();
+        let text = Outcome::judge(ends, Some(15), 1).to_string();
         assert_eq!(text, "error: the job was ended by SIGTERM; killed after the grace: rank 1, 3\n");
+    }
+
+    #[test]
+    fn ranks_that_all_left_to_go_on_later_are_no_failure() {
+        let stopped = || vec![end(0, Ending::Code(75), 1.0), end(1, Ending::Code(75), 2.0)];
+        for (signal, by) in [(None, ""), (Some(15), " by SIGTERM")] {
+            let outcome = Outcome::judge(stopped(), signal, 1);
+            assert_eq!((&outcome, outcome.exit_code()), (&Outcome::Stopped { signal }, 75));
+            assert!(
+                outcome.to_string().starts_with(&format!("note: the job was stopped{by} and can be resumed"))
+            );
+        }
+        let mut mixed = stopped();
+        mixed[1].ending = Ending::Signal(9);
+        assert_eq!(Outcome::judge(mixed.clone(), None, 1).exit_code(), 137);
+        let killed = Outcome::Interrupted { signal: 15, killed: vec![1] };
+        assert_eq!(Outcome::judge(mixed, Some(15), 1), killed);
+    }
+
+    #[test]
+    fn a_lost_node_comes_before_those_that_report_its_loss_and_is_named() {
+        let mut lost = reported(end(2, Ending::NodeLost, 15.0), 15.0, false);
+        (lost.node, lost.host, lost.pid) = (1, "there".to_owned(), 0);
+        let ends = vec![reported(end(0, FAILED, 5.1), 4.9, false), lost];
+        let outcome = Outcome::judge(ends, None, 2);
+        let expected = "note: rank 0 (pid 100) on node 0 (here) ended as a consequence: exit code 1: message of rank 0\n\
+            error: rank 2 (pid not known) on node 1 (there) failed first: lost with its node\n\
+            cause: message of rank 2\n\
+            help: see whether host there is up and its launcher runs; with --max-restarts the job waits for it\n";
+        assert_eq!((outcome.to_string().as_str(), outcome.exit_code()), (expected, 1));
+    }
+
+    #[test]
+    fn earlier_attempts_are_one_line_each() {
+        let Outcome::Failed(mut failure) = Outcome::judge(vec![end(1, FAILED, 1.0)], None, 1) else {
+            panic!("a failure")
+        };
+        failure.earlier = vec![failure.line()];
+        failure.not_restarted = Some("node 1 did not come back".to_owned());
+        let text = failure.to_string();
+        assert!(
+            text.starts_with("note: before restart 1, rank 1 (pid 101) failed first: exit code 1\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\nnote: the ranks were not started again: node 1 did not come back\nhelp: "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_outcome_is_the_same_after_its_journey() {
+        let outcome = Outcome::judge(vec![reported(end(1, FAILED, 1.0), 0.5, false)], None, 2);
+        let text = serde_json::to_string(&outcome).expect("plain data");
+        assert!(text.starts_with(r#"{"outcome":"failed","first":{"rank":1,"#), "{text}");
+        assert_eq!(serde_json::from_str::<Outcome>(&text).expect("an outcome"), outcome);
     }
 }

@@ -31,6 +31,8 @@ pub(super) enum Channel {
 /// One captured stream of one rank.
 pub(super) struct Stream {
     rank: usize,
+    /// The rank's place among those of this node.
+    slot: usize,
     channel: Channel,
     source: File,
     prefix: Option<Vec<u8>>,
@@ -39,16 +41,25 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// A stream of `rank` that is read from `source`, shown with the rank's prefix if it `is_shown`, and added to `log`.
+    /// A stream of a rank, given with its place on this node, that is read from `source`, shown with the rank's prefix if
+    /// it `is_shown`, and added to `log`.
     pub(super) fn new(
-        rank: usize,
+        (rank, slot): (usize, usize),
         channel: Channel,
         source: impl Into<OwnedFd>,
         is_shown: bool,
         log: Option<Arc<File>>,
     ) -> Self {
         let prefix = is_shown.then(|| format!("[rank {rank}] ").into_bytes());
-        Self { rank, channel, source: File::from(source.into()), prefix, log, lines: LineBuffer::default() }
+        Self {
+            rank,
+            slot,
+            channel,
+            source: File::from(source.into()),
+            prefix,
+            log,
+            lines: LineBuffer::default(),
+        }
     }
 }
 
@@ -65,10 +76,10 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Starts the thread for `streams` of a job of `world_size` ranks.
-    pub(super) fn start(streams: Vec<Stream>, world_size: usize) -> Result<Self, LaunchError> {
+    /// Starts the thread for `streams` of `ranks` ranks on this node.
+    pub(super) fn start(streams: Vec<Stream>, ranks: usize) -> Result<Self, LaunchError> {
         const ACTION: &str = "start the thread that shows the ranks' output";
-        let tails: Tails = Arc::new(Mutex::new((0..world_size).map(|_| Tail::default()).collect()));
+        let tails: Tails = Arc::new(Mutex::new((0..ranks).map(|_| Tail::default()).collect()));
         let (stopped, stop) = io::pipe().map_err(LaunchError::system(ACTION))?;
         let (ended, done) = channel();
         let mut forwarder = Forwarder { streams, stopped: Some(stopped), tails: Arc::clone(&tails) };
@@ -163,7 +174,7 @@ fn pass_on(stream: &mut Stream, bytes: Option<&[u8]>, tails: &Tails) {
             logged.extend_from_slice(line);
             logged.push(b'\n');
         }
-        if let Some(tail) = tails.as_mut().and_then(|tails| tails.get_mut(stream.rank)) {
+        if let Some(tail) = tails.as_mut().and_then(|tails| tails.get_mut(stream.slot)) {
             tail.push(line);
         }
     };

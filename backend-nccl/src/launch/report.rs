@@ -11,6 +11,9 @@ use std::{
 /// Names the file of a rank's [`ErrorReport`]; the launcher sets it for each rank.
 pub const ERROR_FILE_VARIABLE: &str = "BURN_NCCL_ERROR_FILE";
 
+/// The same under `torchrun`, which reads `message` and `timestamp` of it.
+const TORCH_ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
+
 /// The launcher reads no more of a report than this.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
@@ -66,7 +69,8 @@ pub fn install_panic_hook() {
 }
 
 fn write_to_error_file(message: &str, consequence: bool) {
-    let Some(path) = std::env::var_os(ERROR_FILE_VARIABLE).map(PathBuf::from) else { return };
+    let variable = [ERROR_FILE_VARIABLE, TORCH_ERROR_FILE_VARIABLE].into_iter().find_map(std::env::var_os);
+    let Some(path) = variable.map(PathBuf::from) else { return };
     let report = ErrorReport { message: message.to_owned(), timestamp: seconds_since_epoch(), consequence };
     // A report that cannot be written costs the launcher a message; the exit code still tells of the failure.
     let _ = write_report(&path, &report);

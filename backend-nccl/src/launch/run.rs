@@ -1,111 +1,120 @@
 use super::{
+    agent::Agent,
     config::LaunchConfig,
-    cores::core_count,
-    environment::{Job, new_run_id},
+    connect::{Reached, connect},
+    coordinator::{Coordinator, Plan, Supplies, Supply},
     error::LaunchError,
-    guard::Guard,
-    outcome::{Outcome, RankEnd},
-    output::Output,
+    link::{Connected, Link},
+    members::Newcomer,
+    outcome::Outcome,
     port::MasterPort,
-    report::read_report,
+    protocol::MAX_MESSAGE_BYTES,
+    report_file,
+    secret::random_hex,
+    serve::{self, Server},
     signals::Signals,
-    spawn::RankProcess,
-    watch::watch,
+    watch::show,
+    wire::Wire,
 };
-use nix::sys::signal::Signal;
-use std::{
-    fs::{self, DirBuilder},
-    os::unix::fs::DirBuilderExt,
-    path::{Path, PathBuf},
-};
+use std::time::Instant;
 
-/// Starts the ranks of `config` on this machine and returns when all have ended; see the [module](super).
+/// Digits of a run id, of the 64 that are drawn.
+const RUN_ID_DIGITS: usize = 32;
+
+/// Starts the ranks of `config` on this node and returns when the job has ended on all of them; see the
+/// [module](super).
 ///
-/// For that time the process's handlers of `SIGTERM`, `SIGINT`, `SIGHUP`, `SIGQUIT` and `SIGCHLD` are replaced, and no
-/// other part of the program may wait for any child. The outcome is not printed: it is the caller's last line.
+/// For that time the process's handlers of `SIGTERM`, `SIGINT`, `SIGHUP`, `SIGQUIT`, `SIGUSR1`, `SIGUSR2` and `SIGCHLD`
+/// are replaced, and no other part of the program may wait for any child. The outcome is not printed: it is the
+/// caller's last line.
 ///
 /// # Errors
 /// [`LaunchError`] where the job cannot be started or watched; ranks that had started are killed before it returns.
 pub fn run(config: &LaunchConfig) -> Result<Outcome, LaunchError> {
     config.validate()?;
     let signals = Signals::install()?;
-    let port = MasterPort::reserve(&config.master_addr, config.master_port)?;
-    let job = Job { config, port: port.number, run_id: new_run_id(), cores: core_count() };
-    let error_folder = ErrorFolder::create(&job.run_id)?;
-    run_ranks(&job, &error_folder.path, &signals)
-}
-
-fn run_ranks(job: &Job, error_folder: &Path, signals: &Signals) -> Result<Outcome, LaunchError> {
-    let config = job.config;
-    let mut ranks = Ranks { guard: Guard::start(config.nproc_per_node)?, processes: Vec::new() };
-    let mut streams = Vec::new();
-    for rank in 0..config.nproc_per_node {
-        let (process, output) = RankProcess::start(job, rank, error_folder, &ranks.guard)?;
-        ranks.processes.push(process);
-        streams.extend(output);
-    }
-    let output = Output::start(streams, config.nproc_per_node)?;
-    let interrupted = watch(&mut ranks.processes, signals, config.grace)?;
-    let ended: Vec<_> = ranks.processes.iter().filter_map(end_of).collect();
-    // Kills what the ranks have left behind, so that nobody holds their pipes open.
-    drop(ranks);
-    let tails = output.finish(config.grace);
-    let ends = ended.into_iter().zip(tails).map(|(end, stderr)| RankEnd { stderr, ..end }).collect();
-    let mut outcome = Outcome::judge(ends, interrupted);
-    if let Outcome::Failed(failure) = &mut outcome
-        && config.output_of(failure.first.rank).is_captured()
-    {
-        failure.log =
-            config.log_dir.as_ref().map(|folder| folder.join(format!("rank-{}.log", failure.first.rank)));
+    let host = host_name();
+    let outcome = match (config.nnodes, config.node_rank) {
+        (1, _) => alone(config, &host, &signals),
+        (_, 0) => first_of_many(config, &host, &signals),
+        (_, _) => one_of_many(config, &host, &signals),
+    }?;
+    if let Some(path) = &config.report {
+        report_file::write(path, &outcome)?;
     }
     Ok(outcome)
 }
 
-/// The ranks that have been started, and their guard. Its fields are dropped in this order, so that the guard is gone
-/// before the first rank is reaped.
-struct Ranks {
-    guard: Guard,
-    processes: Vec<RankProcess>,
+fn alone(config: &LaunchConfig, host: &str, signals: &Signals) -> Result<Outcome, LaunchError> {
+    let link = Link::alone(coordinator(config, config.master_port), newcomer(config, host));
+    Agent::new(config, host, signals, link).run()
 }
 
-impl Drop for Ranks {
-    /// Kills what is left of the ranks, all at once.
-    fn drop(&mut self) {
-        self.processes.iter_mut().for_each(|process| process.signal(Signal::SIGKILL));
+/// Serves the coordinator of a job of several nodes, and runs node 0 of it.
+fn first_of_many(config: &LaunchConfig, host: &str, signals: &Signals) -> Result<Outcome, LaunchError> {
+    const ACTION: &str = "connect with the coordinator";
+    warn_without_secret(config);
+    let listener = serve::listen(&config.master_addr, config.coordinator_port())?;
+    let (own, other) = Wire::pair(MAX_MESSAGE_BYTES).map_err(LaunchError::system(ACTION))?;
+    let link = Connected::new(own, config.heartbeat_timeout).map_err(LaunchError::system(ACTION))?;
+    // The ranks have a port of their own, a free one.
+    let coordinator = coordinator(config, None);
+    let limits = (config.nnodes, config.heartbeat_timeout);
+    let own = (other, newcomer(config, host));
+    let server = Server::start(coordinator, limits, listener, config.secret.clone(), own)?;
+    let result = Agent::new(config, host, signals, Link::Connected(Box::new(link))).run();
+    // The connection is closed by now, so that the server ends once the other nodes have left, too.
+    match (result, server.join()) {
+        (Err(LaunchError::OtherNode { node: 0, .. }), Ok(Some(error))) => Err(error),
+        (result, _) => result,
     }
 }
 
-/// What is known of a rank that has ended but for its last lines, which come when its pipes are empty.
-fn end_of(process: &RankProcess) -> Option<RankEnd> {
-    process.ended.map(|ended| RankEnd {
-        rank: process.rank,
-        pid: process.pid(),
-        ending: ended.ending,
-        seen_at: ended.at,
-        was_signalled: process.was_signalled,
-        report: read_report(&process.error_file),
-        stderr: Vec::new(),
-    })
-}
-
-/// A private folder for the ranks' error reports, removed with this value.
-struct ErrorFolder {
-    path: PathBuf,
-}
-
-impl ErrorFolder {
-    fn create(run_id: &str) -> Result<Self, LaunchError> {
-        let path = std::env::temp_dir().join(format!("burn-nccl-{run_id}"));
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Self { path }),
-            Err(source) => Err(LaunchError::File { path, source }),
+fn one_of_many(config: &LaunchConfig, host: &str, signals: &Signals) -> Result<Outcome, LaunchError> {
+    warn_without_secret(config);
+    let wire = match connect(config, host, signals)? {
+        Reached::Admitted(wire) => *wire,
+        Reached::Signalled(signal) => {
+            return Ok(Outcome::Interrupted { signal: signal as i32, killed: Vec::new() });
         }
+    };
+    let link = Connected::new(wire, config.heartbeat_timeout)
+        .map_err(LaunchError::system("connect with the coordinator"))?;
+    Agent::new(config, host, signals, Link::Connected(Box::new(link))).run()
+}
+
+fn warn_without_secret(config: &LaunchConfig) {
+    if config.secret.is_none() {
+        show(
+            "warning: the nodes have no secret, so that whoever reaches the master port can take part in the job; give \
+             all of them the same --secret-file or BURN_NCCL_SECRET",
+        );
     }
 }
 
-impl Drop for ErrorFolder {
-    fn drop(&mut self) {
-        // What cannot be removed is left to the system's own cleaning of its temporary folder.
-        let _ = fs::remove_dir_all(&self.path);
-    }
+fn newcomer(config: &LaunchConfig, host: &str) -> Newcomer {
+    Newcomer { host: host.to_owned(), nproc: config.nproc_per_node }
+}
+
+/// The coordinator of a job whose ranks meet at `port`, or at a free one.
+fn coordinator(config: &LaunchConfig, port: Option<u16>) -> Coordinator {
+    let plan =
+        Plan { nnodes: config.nnodes, max_restarts: config.max_restarts, timeout: config.rendezvous_timeout };
+    let address = config.master_addr.clone();
+    let mut held: Option<MasterPort> = None;
+    let supply: Supply = Box::new(move || {
+        // The same port may be asked for again.
+        held.take();
+        let master_port = held.insert(MasterPort::reserve(&address, port)?).number;
+        let mut run_id = random_hex()?;
+        run_id.truncate(RUN_ID_DIGITS);
+        Ok(Supplies { run_id, seed: random_hex()?, master_port })
+    });
+    Coordinator::new(plan, supply, Instant::now())
+}
+
+/// This host's name, for messages.
+fn host_name() -> String {
+    let name = nix::unistd::gethostname().ok();
+    name.map_or_else(|| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
 }

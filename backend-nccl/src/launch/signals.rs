@@ -8,7 +8,7 @@ use nix::{
 };
 use std::{
     io::{self, PipeReader, PipeWriter, Read},
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicI32, Ordering},
@@ -16,8 +16,11 @@ use std::{
     time::Duration,
 };
 
-/// Signals that are passed on to the ranks.
-const FORWARDED: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
+/// Signals that end the job: they are passed on to the ranks, which have the grace to end.
+const ENDING: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
+
+/// Signals that are passed on and mean whatever the ranks make of them.
+const MESSAGES: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
 
 /// Never closed once open, so that a handler which runs late cannot write to another file of the same number.
 static PIPE: OnceLock<(PipeReader, PipeWriter)> = OnceLock::new();
@@ -30,6 +33,13 @@ pub(super) struct Received {
     pub(super) signal: Signal,
     /// It came from the terminal, which has sent it to the launcher's whole process group.
     pub(super) from_terminal: bool,
+}
+
+impl Received {
+    /// Whether it ends the job.
+    pub(super) fn is_ending(self) -> bool {
+        ENDING.contains(&self.signal)
+    }
 }
 
 /// Takes the launcher's signals, and news of ended children, from a pipe; the program's own handlers come back when
@@ -57,7 +67,7 @@ impl Signals {
         // SA_RESTART: other threads of the program do not expect interrupted calls.
         let flags = SaFlags::SA_SIGINFO | SaFlags::SA_RESTART;
         let ours = SigAction::new(SigHandler::SigAction(on_signal), flags, SigSet::empty());
-        for signal in FORWARDED.into_iter().chain([Signal::SIGCHLD]) {
+        for signal in ENDING.into_iter().chain(MESSAGES).chain([Signal::SIGCHLD]) {
             // SAFETY: `on_signal` is async-signal-safe: atomics and one write.
             let previous = unsafe { sigaction(signal, &ours) }?;
             if matches!(previous.handler(), SigHandler::SigIgn) && signal != Signal::SIGCHLD {
@@ -71,13 +81,16 @@ impl Signals {
         Ok(())
     }
 
-    /// Waits for a signal or the end of a child, at most `limit`.
-    pub(super) fn wait(&self, limit: Duration) -> io::Result<Vec<Received>> {
+    /// Waits for a signal, the end of a child, or something to read from `also`, at most `limit`.
+    pub(super) fn wait(&self, limit: Duration, also: Option<BorrowedFd<'_>>) -> io::Result<Vec<Received>> {
         let (mut reader, _) = pipe()?;
         // Rounded up: a wait that ends a little early would be repeated without a pause.
         let limit = limit.saturating_add(Duration::from_millis(1));
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(reader.as_fd(), PollFlags::POLLIN)], limit) {
+        let fds = [Some(reader.as_fd()), also];
+        let mut fds: Vec<_> =
+            fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, limit) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,6 +1,6 @@
 use super::{
     config::{LaunchConfig, RankOutput},
-    environment::{Job, rank_variables},
+    environment::{Job, NOT_INHERITED, rank_variables},
     error::LaunchError,
     guard::{self, Guard},
     outcome::Ending,
@@ -27,8 +27,9 @@ use std::{
 /// A rank that has ended is not reaped before the value is dropped: until then its number, and that of its process group,
 /// belong to nobody else, so a signal can reach no stranger.
 pub(super) struct RankProcess {
-    pub(super) rank: usize,
+    pub(super) local_rank: usize,
     pub(super) error_file: PathBuf,
+    pub(super) log: Option<PathBuf>,
     child: Child,
     /// Whether the rank leads a process group of its own.
     leads_group: bool,
@@ -46,22 +47,27 @@ pub(super) struct Ended {
 }
 
 impl RankProcess {
-    /// Starts `rank`. Returns its streams too, if the launcher is to read them.
+    /// Starts the rank with this number on its node. Returns its streams too, if the launcher is to read them.
     ///
     /// The rank is tied to the calling thread: it is killed when that thread ends.
     pub(super) fn start(
         job: &Job,
-        rank: usize,
+        local_rank: usize,
         error_folder: &Path,
         guard: &Guard,
     ) -> Result<(Self, Vec<Stream>), LaunchError> {
-        let config = job.config;
+        let (config, rank) = (job.config, job.attempt.first_rank + local_rank);
         let output = config.output_of(rank);
         let error_file = error_folder.join(format!("rank-{rank}.json"));
-        let log = if output.is_captured() { open_log(config, rank)? } else { None };
+        let log = job.log_folder().filter(|_| output.is_captured());
+        let log = log.map(|folder| folder.join(format!("rank-{rank}.log")));
+        let log_file = log.as_deref().map(open_log).transpose()?;
         let mut command = Command::new(&config.program);
         let is_inherited = |name: &std::ffi::OsStr| std::env::var_os(name).is_some();
-        command.args(&config.args).envs(rank_variables(job, rank, &error_file, is_inherited));
+        command.args(&config.args).envs(rank_variables(job, local_rank, &error_file, is_inherited));
+        for name in NOT_INHERITED {
+            command.env_remove(name);
+        }
         let leads_group = output != RankOutput::Terminal;
         if leads_group {
             // A process outside of the terminal's foreground group that reads it would be stopped.
@@ -72,11 +78,16 @@ impl RankProcess {
         }
         tie_to_launcher(&mut command, leads_group.then(|| guard.entry()));
         let mut child = command.spawn().map_err(|source| start_error(config, rank, source))?;
-        let is_shown = output == RankOutput::Prefixed;
-        let stdout =
-            child.stdout.take().map(|pipe| Stream::new(rank, Channel::Stdout, pipe, is_shown, log.clone()));
-        let stderr = child.stderr.take().map(|pipe| Stream::new(rank, Channel::Stderr, pipe, is_shown, log));
-        let process = Self { rank, error_file, child, leads_group, ended: None, was_signalled: false };
+        let is_shown = config.is_shown(rank, local_rank);
+        let place = (rank, local_rank);
+        let stdout = child
+            .stdout
+            .take()
+            .map(|pipe| Stream::new(place, Channel::Stdout, pipe, is_shown, log_file.clone()));
+        let stderr =
+            child.stderr.take().map(|pipe| Stream::new(place, Channel::Stderr, pipe, is_shown, log_file));
+        let process =
+            Self { local_rank, error_file, log, child, leads_group, ended: None, was_signalled: false };
         Ok((process, stdout.into_iter().chain(stderr).collect()))
     }
 
@@ -105,6 +116,13 @@ impl RankProcess {
         let pid = self.child.id() as i32;
         // Fails only where there is nobody left to signal.
         let _ = kill(Pid::from_raw(if self.leads_group { -pid } else { pid }), signal);
+    }
+
+    /// Passes on a signal that does not ask the rank to end.
+    pub(super) fn pass_on(&mut self, signal: Signal) {
+        if self.ended.is_none() {
+            let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+        }
     }
 
     /// Sees whether the rank has ended, without reaping it.
@@ -178,11 +196,9 @@ fn ending_of(pid: u32) -> Option<Ending> {
 }
 
 /// Appends: a log of an earlier run in the same folder may be all that is left of it.
-fn open_log(config: &LaunchConfig, rank: usize) -> Result<Option<Arc<File>>, LaunchError> {
-    let Some(folder) = &config.log_dir else { return Ok(None) };
-    let path = folder.join(format!("rank-{rank}.log"));
+fn open_log(path: &Path) -> Result<Arc<File>, LaunchError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
     let opened =
-        fs::create_dir_all(folder).and_then(|()| File::options().create(true).append(true).open(&path));
-    let file = opened.map_err(|source| LaunchError::File { path, source })?;
-    Ok(Some(Arc::new(file)))
+        fs::create_dir_all(folder).and_then(|()| File::options().create(true).append(true).open(path));
+    opened.map(Arc::new).map_err(|source| LaunchError::File { path: path.to_owned(), source })
 }

@@ -1,12 +1,18 @@
 use super::{
+    config::LaunchConfig,
     error::LaunchError,
-    outcome::Ending,
+    link::{Incoming, Link},
+    outcome::{Ending, STOPPED_EXIT_CODE},
+    protocol::{News, Order, Stop},
     report::seconds_since_epoch,
     signals::{Received, Signals},
     spawn::{Ended, RankProcess},
 };
 use nix::sys::signal::Signal;
-use std::time::{Duration, Instant};
+use std::{
+    io::{self, Write},
+    time::{Duration, Instant},
+};
 
 /// Time that the ranks have to notice the loss of a peer and to end by themselves before they are told to.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -33,91 +39,167 @@ enum Phase {
     Killed(Instant),
 }
 
-/// Watches `ranks` until all have ended and returns the signal which ended the job, if one did.
-pub(super) fn watch(
-    ranks: &mut [RankProcess],
-    signals: &Signals,
-    grace: Duration,
-) -> Result<Option<Signal>, LaunchError> {
-    let mut phase = Phase::Running;
-    let mut interrupted = None;
-    loop {
-        ranks.iter_mut().for_each(RankProcess::observe);
-        phase = advance(phase, ranks, grace);
-        let all_ended = ranks.iter().all(|rank| rank.ended.is_some());
-        // One last look, for a signal that has ended all ranks before it is read here.
-        let limit = if all_ended { Duration::ZERO } else { time_left(phase) };
-        for signal in signals.wait(limit).map_err(LaunchError::system("wait for signals"))? {
-            if is_cause(signal, phase, ranks) {
-                interrupted = Some(signal.signal);
+/// The ranks of a node from their start to their end.
+pub(super) struct Watch<'a> {
+    ranks: &'a mut [RankProcess],
+    config: &'a LaunchConfig,
+    phase: Phase,
+    /// How the connection with the coordinator was lost, if it was.
+    lost: Option<String>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(ranks: &'a mut [RankProcess], config: &'a LaunchConfig) -> Self {
+        Self { ranks, config, phase: Phase::Running, lost: None }
+    }
+
+    /// Watches the ranks until all have ended: tells the coordinator what happens to them, and does to them what it says.
+    /// Returns how the coordinator was lost, if it was.
+    pub(super) fn until_all_ended(
+        mut self,
+        signals: &Signals,
+        link: &mut Link,
+    ) -> Result<Option<String>, LaunchError> {
+        loop {
+            self.ranks.iter_mut().for_each(RankProcess::observe);
+            self.advance(link);
+            while self.lost.is_none()
+                && let Some(incoming) = link.next()
+            {
+                self.on_order(incoming);
             }
-            phase = stop(phase, ranks, signal, grace);
+            let all_ended = self.ranks.iter().all(|rank| rank.ended.is_some());
+            // One last look, for a signal that has ended all ranks before it is read here.
+            let limit = if all_ended { Duration::ZERO } else { self.time_left() };
+            // A connection that is lost would end each wait at once.
+            let orders = link.fd().filter(|_| self.lost.is_none());
+            let received = signals.wait(limit, orders).map_err(LaunchError::system("wait for signals"))?;
+            for signal in received {
+                self.on_signal(signal, link);
+            }
+            if all_ended {
+                return Ok(self.lost);
+            }
         }
-        if all_ended {
-            return Ok(interrupted);
+    }
+
+    /// Does what time and the ranks' endings ask for.
+    fn advance(&mut self, link: &mut Link) {
+        let now = Instant::now();
+        match self.phase {
+            Phase::Running if self.ranks.iter().any(RankProcess::has_failed) => {
+                self.phase = Phase::Settling(now + SETTLE);
+                link.send(News::Failed);
+            }
+            Phase::Settling(until) if now >= until => {
+                self.ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGTERM));
+                let grace = self.config.grace_after_failure.unwrap_or(self.config.grace);
+                self.phase = Phase::Stopping { since: now, kill_at: now + grace };
+            }
+            Phase::Stopping { kill_at, .. } if now >= kill_at => self.kill_all(),
+            Phase::Killed(until) if now >= until => {
+                let given_up = Ended { ending: Ending::Unkillable, at: seconds_since_epoch() };
+                self.ranks.iter_mut().for_each(|rank| rank.ended = rank.ended.or(Some(given_up)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Does what a signal to this launcher asks for.
+    fn on_signal(&mut self, received: Received, link: &mut Link) {
+        if !received.is_ending() {
+            self.ranks.iter_mut().for_each(|rank| rank.pass_on(received.signal));
+            return;
+        }
+        match self.phase {
+            Phase::Running | Phase::Settling(_) => {
+                let (signal, is_cause) = (received.signal as i32, self.is_cause(received));
+                link.send(News::Signalled { signal, is_cause });
+            }
+            Phase::Stopping { since, .. } if Instant::now() >= since + SECOND_SIGNAL => link.send(News::Kill),
+            Phase::Stopping { .. } | Phase::Killed(_) => {}
+        }
+        self.stop(received);
+    }
+
+    /// Does what the coordinator says.
+    fn on_order(&mut self, incoming: Incoming) {
+        match incoming {
+            Incoming::Order(Order::Stop(Stop::Signal(signal))) => {
+                let signal = Signal::try_from(signal).unwrap_or(Signal::SIGTERM);
+                if matches!(self.phase, Phase::Running | Phase::Settling(_)) {
+                    self.stop(Received { signal, from_terminal: false });
+                }
+            }
+            Incoming::Order(Order::Stop(Stop::Kill)) => self.kill_all(),
+            Incoming::Order(Order::Note(note)) => show(&note),
+            Incoming::Order(Order::Stop(Stop::Failure) | Order::Finish(_)) => self.settle(),
+            Incoming::Order(Order::Heartbeat | Order::Start(_)) => {}
+            Incoming::Lost(why) => {
+                self.lost = Some(why);
+                self.settle();
+            }
+        }
+    }
+
+    /// Lets the ranks notice that those of another node are gone.
+    fn settle(&mut self) {
+        if self.phase == Phase::Running {
+            self.phase = Phase::Settling(Instant::now() + SETTLE);
+        }
+    }
+
+    /// Whether a signal to the launcher is what ends the job. After a failure the failure stays the cause, and the signal
+    /// only makes the ranks end sooner; but a terminal or a batch system may send the same signal to ranks as well, and
+    /// those may be gone before the launcher hears of it.
+    fn is_cause(&self, received: Received) -> bool {
+        let exit_code = Ending::Signal(received.signal as i32).exit_code();
+        let by_same_signal = |rank: &RankProcess| {
+            let code = rank.ended.map(|ended| ended.ending.exit_code());
+            code == Some(exit_code) || code == Some(STOPPED_EXIT_CODE)
+        };
+        match self.phase {
+            Phase::Running => true,
+            Phase::Settling(_) => self.ranks.iter().filter(|rank| rank.has_failed()).all(by_same_signal),
+            Phase::Stopping { .. } | Phase::Killed(_) => false,
+        }
+    }
+
+    /// Passes on a signal that the launcher, or that of another node, got.
+    fn stop(&mut self, received: Received) {
+        let now = Instant::now();
+        match self.phase {
+            Phase::Running | Phase::Settling(_) => {
+                // A rank in the launcher's group has the terminal's signal already; a second one might mean more to it.
+                let lacks_it = |rank: &&mut RankProcess| !(received.from_terminal && rank.shares_terminal());
+                self.ranks.iter_mut().filter(lacks_it).for_each(|rank| rank.signal(received.signal));
+                self.phase = Phase::Stopping { since: now, kill_at: now + self.config.grace };
+            }
+            Phase::Stopping { since, .. } if now >= since + SECOND_SIGNAL => self.kill_all(),
+            Phase::Stopping { .. } | Phase::Killed(_) => {}
+        }
+    }
+
+    fn kill_all(&mut self) {
+        if !matches!(self.phase, Phase::Killed(_)) {
+            self.ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGKILL));
+            self.phase = Phase::Killed(Instant::now() + KILL_LIMIT);
+        }
+    }
+
+    /// How long there is nothing to do unless a signal comes or a rank ends.
+    fn time_left(&self) -> Duration {
+        match self.phase {
+            Phase::Running => LOOK_INTERVAL,
+            Phase::Settling(at) | Phase::Stopping { kill_at: at, .. } | Phase::Killed(at) => {
+                at.saturating_duration_since(Instant::now()).min(LOOK_INTERVAL)
+            }
         }
     }
 }
 
-/// Whether a signal to the launcher is what ends the job. After a failure the failure stays the cause, and the signal
-/// only makes the ranks end sooner; but a terminal or a batch system may send the same signal to ranks as well, and
-/// those may be gone before the launcher hears of it.
-fn is_cause(received: Received, phase: Phase, ranks: &[RankProcess]) -> bool {
-    let exit_code = Ending::Signal(received.signal as i32).exit_code();
-    let by_same_signal =
-        |rank: &RankProcess| rank.ended.is_some_and(|ended| ended.ending.exit_code() == exit_code);
-    match phase {
-        Phase::Running => true,
-        Phase::Settling(_) => ranks.iter().filter(|rank| rank.has_failed()).all(by_same_signal),
-        Phase::Stopping { .. } | Phase::Killed(_) => false,
-    }
-}
-
-/// Does what time and the ranks' endings ask for.
-fn advance(phase: Phase, ranks: &mut [RankProcess], grace: Duration) -> Phase {
-    let now = Instant::now();
-    match phase {
-        Phase::Running if ranks.iter().any(RankProcess::has_failed) => Phase::Settling(now + SETTLE),
-        Phase::Settling(until) if now >= until => {
-            ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGTERM));
-            Phase::Stopping { since: now, kill_at: now + grace }
-        }
-        Phase::Stopping { kill_at, .. } if now >= kill_at => kill_all(ranks),
-        Phase::Killed(until) if now >= until => {
-            let given_up = Ended { ending: Ending::Unkillable, at: seconds_since_epoch() };
-            ranks.iter_mut().for_each(|rank| rank.ended = rank.ended.or(Some(given_up)));
-            phase
-        }
-        _ => phase,
-    }
-}
-
-/// Passes on a signal that the launcher got.
-fn stop(phase: Phase, ranks: &mut [RankProcess], received: Received, grace: Duration) -> Phase {
-    let now = Instant::now();
-    match phase {
-        Phase::Running | Phase::Settling(_) => {
-            // A rank in the launcher's group has the terminal's signal already; a second one might mean more to it.
-            let lacks_it = |rank: &&mut RankProcess| !(received.from_terminal && rank.shares_terminal());
-            ranks.iter_mut().filter(lacks_it).for_each(|rank| rank.signal(received.signal));
-            Phase::Stopping { since: now, kill_at: now + grace }
-        }
-        Phase::Stopping { since, .. } if now >= since + SECOND_SIGNAL => kill_all(ranks),
-        Phase::Stopping { .. } | Phase::Killed(_) => phase,
-    }
-}
-
-fn kill_all(ranks: &mut [RankProcess]) -> Phase {
-    ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGKILL));
-    Phase::Killed(Instant::now() + KILL_LIMIT)
-}
-
-/// How long there is nothing to do unless a signal comes or a rank ends.
-fn time_left(phase: Phase) -> Duration {
-    match phase {
-        Phase::Running => LOOK_INTERVAL,
-        Phase::Settling(at) | Phase::Stopping { kill_at: at, .. } | Phase::Killed(at) => {
-            at.saturating_duration_since(Instant::now()).min(LOOK_INTERVAL)
-        }
-    }
+/// Says something to the user on a line of its own.
+pub(super) fn show(note: &str) {
+    // Nobody may be reading any more.
+    let _ = io::stderr().write_all(format!("{note}\n").as_bytes());
 }

@@ -1,8 +1,9 @@
 //! The launch environment: the only reader of RANK, WORLD_SIZE and their kin. Nothing is ever written.
 //!
-//! Three families are known, each all or none: torchrun's names (which burnrun sets too), Open MPI's and those
-//! that SLURM's `srun` gives to a task.
+//! Four families are known, each all or none: torchrun's names (which burnrun sets too), those of Open MPI and of
+//! MPICH's Hydra, and those that SLURM's `srun` gives to a task.
 
+use super::challenge::Secret;
 use crate::{Error, Result, transport::TransportKind};
 
 /// The run token of jobs whose launcher gives none.
@@ -23,33 +24,48 @@ pub struct Environment {
     pub world_size: usize,
     /// How many of them run on this machine.
     pub local_world_size: usize,
-    /// Name or address of the machine of rank 0.
+    /// Name or address of the machine of rank 0; empty where MPI has to tell it.
     pub master_addr: String,
-    /// The port on which rank 0 serves the rendezvous.
+    /// The port on which rank 0 serves the rendezvous; 0 where MPI has to tell it.
     pub master_port: u16,
     /// The token that all ranks of this run share, and no other run.
     pub run_id: String,
+    /// What the ranks of the job know and nobody else does, from `BURN_NCCL_SECRET`: at least 16 bytes in hexadecimal
+    /// digits, the same for all ranks. burnrun gives it to its ranks.
+    ///
+    /// A connection is let in only when both sides have proven that they know it. Without one, as under torchrun,
+    /// mpirun and srun unless the user sets it, the run token takes its place: that keeps jobs apart that meet by
+    /// mistake, but whoever knows or guesses the token can join. In neither case are the data encrypted: on a
+    /// network that others can read or change, use a tunnel.
+    pub secret: Option<Secret>,
+    /// Whether a launcher of MPI started the process, so that MPI can be initialized.
+    pub mpi: bool,
 }
 
 impl Environment {
-    /// Reads the environment of torchrun or burnrun, Open MPI or SLURM; `None` if none of them is set.
+    /// Reads the environment of torchrun or burnrun, Open MPI, MPICH or SLURM; `None` if none of them is set.
     ///
     /// # Errors
     ///
-    /// [`Error::EnvironmentIncomplete`] names what is missing; [`Error::EnvironmentInvalid`] what cannot be meant.
+    /// [`Error::EnvironmentIncomplete`] names what is missing; [`Error::EnvironmentInvalid`] what cannot be meant;
+    /// [`Error::Secret`] a secret that is none.
     pub fn read() -> Result<Option<Self>> {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
     /// As [`read`](Self::read) from any source of variables. An empty value counts as not set.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
-        let lookup =
-            |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let variables = Variables { lookup: &lookup };
+        Self::from_variables(&Variables { lookup: &present(&lookup), mpi_tells: crate::HAS_MPI })
+    }
+
+    /// By the rules of each launcher.
+    fn from_variables(variables: &Variables<'_>) -> Result<Option<Self>> {
         let environment = if variables.any(&TORCHRUN[..4]) {
             variables.torchrun()?
-        } else if variables.any(&OPEN_MPI) {
-            variables.open_mpi()?
+        } else if variables.any(&OPEN_MPI.names) {
+            variables.mpi(&OPEN_MPI)?
+        } else if variables.is_hydra_process() {
+            variables.mpi(&MPICH)?
         } else if variables.is_slurm_task() {
             variables.slurm()?
         } else if variables.any(&TORCHRUN) {
@@ -58,11 +74,12 @@ impl Environment {
         } else {
             return Ok(None);
         };
-        environment.validate().map(Some)
+        let secret = variables.get("BURN_NCCL_SECRET").map(|digits| Secret::from_hex(&digits)).transpose()?;
+        Self { secret, ..environment }.validate().map(Some)
     }
 
-    /// A place in a job that runs on this machine alone.
-    pub(crate) fn on_this_machine(rank: usize, world_size: usize, port: u16) -> Self {
+    /// A place in a job that runs in this process alone.
+    pub(crate) fn in_this_process(rank: usize, world_size: usize, port: u16, secret: Secret) -> Self {
         Self {
             rank,
             local_rank: rank,
@@ -71,6 +88,8 @@ impl Environment {
             master_addr: "127.0.0.1".to_owned(),
             master_port: port,
             run_id: DEFAULT_RUN_ID.to_owned(),
+            secret: Some(secret),
+            mpi: false,
         }
     }
 
@@ -99,6 +118,11 @@ impl Environment {
     }
 }
 
+/// An empty value counts as not set.
+fn present(lookup: &dyn Fn(&str) -> Option<String>) -> impl Fn(&str) -> Option<String> {
+    |name| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
 /// Whether `BURN_NCCL_DEBUG=1` asks for checks in a release build.
 pub(crate) fn debug_requested() -> bool {
     std::env::var("BURN_NCCL_DEBUG").is_ok_and(|value| value == "1")
@@ -122,12 +146,32 @@ pub(crate) fn transport_requested() -> Result<TransportKind> {
 
 const TORCHRUN: [&str; 6] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-const OPEN_MPI: [&str; 4] = [
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-];
+
+/// The names of one launcher of MPI.
+struct MpiNames {
+    launcher: &'static str,
+    /// Rank, world size, local rank, local world size.
+    names: [&'static str; 4],
+    /// What all processes of a job share and no other job, the first that is set.
+    job: &'static [&'static str],
+}
+
+const OPEN_MPI: MpiNames = MpiNames {
+    launcher: "Open MPI",
+    names: [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+};
+/// Hydra is the launcher of MPICH and its kin. It names no job.
+const MPICH: MpiNames = MpiNames {
+    launcher: "MPICH",
+    names: ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    job: &[],
+};
 /// What tells a task its place. A job's own shell has most of them too: see [`Variables::is_slurm_task`].
 const SLURM: [&str; 5] =
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE"];
@@ -137,6 +181,8 @@ const SLURM_LAST_STEP: u32 = 0xffff_fff0;
 /// A view of the variables with the rules of each launcher.
 struct Variables<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
+    /// Whether processes that MPI can join need not be told where rank 0 is.
+    mpi_tells: bool,
 }
 
 impl Variables<'_> {
@@ -190,24 +236,42 @@ impl Variables<'_> {
             master_addr: self.get("MASTER_ADDR").unwrap_or_default(),
             master_port,
             run_id,
+            secret: None,
+            mpi: false,
         })
     }
 
-    fn open_mpi(&self) -> Result<Environment> {
-        self.require("Open MPI", &OPEN_MPI)?;
-        let (world_size, local_world_size) = (self.count(OPEN_MPI[1])?, self.count(OPEN_MPI[3])?);
-        let job = self.get("PMIX_NAMESPACE").or_else(|| self.get("OMPI_MCA_ess_base_jobid"));
+    /// Whether Hydra started this process. SLURM sets PMI_RANK and PMI_SIZE as well, for tasks of its own; the other two are
+    /// Hydra's alone, and where it works within SLURM its processes are not the tasks.
+    fn is_hydra_process(&self) -> bool {
+        self.any(&MPICH.names[2..]) || self.any(&MPICH.names) && !self.is_slurm_task()
+    }
+
+    fn mpi(&self, MpiNames { launcher, names, job }: &MpiNames) -> Result<Environment> {
+        self.require(launcher, names)?;
+        let (world_size, local_world_size) = (self.count(names[1])?, self.count(names[3])?);
+        let job = job.iter().find_map(|name| self.get(name));
         let one_machine = world_size == local_world_size;
-        let address = self.get("MASTER_ADDR").or_else(|| one_machine.then(|| "127.0.0.1".to_owned()));
-        let (master_addr, master_port) = self.master("Open MPI", address, job.as_deref().map(hash))?;
+        let given = (self.get("MASTER_ADDR"), self.get("MASTER_PORT"));
+        let (master_addr, master_port) = match given {
+            (address, port) if self.mpi_tells && (address.is_none() || port.is_none()) => {
+                (address.unwrap_or_default(), port.map_or(Ok(0), |_| self.port())?)
+            }
+            (address, _) => {
+                let address = address.or_else(|| one_machine.then(|| "127.0.0.1".to_owned()));
+                self.master(launcher, address, job.as_deref().map(hash))?
+            }
+        };
         Ok(Environment {
-            rank: self.count(OPEN_MPI[0])?,
-            local_rank: self.count(OPEN_MPI[2])?,
+            rank: self.count(names[0])?,
+            local_rank: self.count(names[2])?,
             world_size,
             local_world_size,
             master_addr,
             master_port,
             run_id: self.run_id(job),
+            secret: None,
+            mpi: true,
         })
     }
 
@@ -256,6 +320,8 @@ impl Variables<'_> {
             master_addr,
             master_port,
             run_id: self.run_id(job),
+            secret: None,
+            mpi: false,
         })
     }
 
@@ -365,23 +431,44 @@ mod tests {
     use super::*;
 
     fn read(variables: &str) -> Result<Option<Environment>> {
+        read_where(variables, false)
+    }
+
+    /// As a program with MPI reads it, or one without.
+    fn read_where(variables: &str, mpi_tells: bool) -> Result<Option<Environment>> {
         let pairs: Vec<(&str, &str)> =
             variables.split_whitespace().map(|pair| pair.split_once('=').expect("NAME=value")).collect();
-        Environment::from_lookup(|name| {
-            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
-        })
+        let lookup =
+            |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        Environment::from_variables(&Variables { lookup: &present(&lookup), mpi_tells })
     }
 
     fn environment(ranks: [usize; 4], address: &str, port: u16, run_id: &str) -> Environment {
         let [rank, local_rank, world_size, local_world_size] = ranks;
         let (master_addr, run_id) = (address.to_owned(), run_id.to_owned());
-        Environment { rank, local_rank, world_size, local_world_size, master_addr, master_port: port, run_id }
+        let (master_port, mpi) = (port, false);
+        Environment {
+            rank,
+            local_rank,
+            world_size,
+            local_world_size,
+            master_addr,
+            master_port,
+            run_id,
+            secret: None,
+            mpi,
+        }
+    }
+
+    fn by_mpi(environment: Environment) -> Option<Environment> {
+        Some(Environment { mpi: true, ..environment })
     }
 
     const RUN: &str =
         "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500";
     const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
                         OMPI_COMM_WORLD_LOCAL_SIZE=2";
+    const HYDRA: &str = "PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2";
     const TASK: &str = "SLURM_PROCID=5 SLURM_NTASKS=7 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_TASKS_PER_NODE=4,3 \
                         SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=n[07-08]";
 
@@ -408,11 +495,15 @@ mod tests {
             ),
             (
                 format!("{OMPI} MASTER_ADDR=head MASTER_PORT=3000"),
-                Some(environment([1, 1, 2, 2], "head", 3000, "default")),
+                by_mpi(environment([1, 1, 2, 2], "head", 3000, "default")),
             ),
             (
                 format!("{OMPI} MASTER_PORT=3000"),
-                Some(environment([1, 1, 2, 2], "127.0.0.1", 3000, "default")),
+                by_mpi(environment([1, 1, 2, 2], "127.0.0.1", 3000, "default")),
+            ),
+            (
+                format!("{HYDRA} MASTER_ADDR=head MASTER_PORT=3000"),
+                by_mpi(environment([3, 1, 4, 2], "head", 3000, "default")),
             ),
             (format!("{TASK} MASTER_PORT=3000"), Some(environment([5, 1, 7, 3], "n07", 3000, "77.0"))),
         ];
@@ -452,12 +543,43 @@ mod tests {
     }
 
     #[test]
+    fn under_a_launcher_of_mpi_a_program_with_mpi_need_not_be_told_where_rank_0_is() {
+        for (ranks, place) in [(OMPI, [1, 1, 2, 2]), (HYDRA, [3, 1, 4, 2])] {
+            for (given, address, port) in [("", "", 0), ("MASTER_ADDR=a", "a", 0), ("MASTER_PORT=7", "", 7)] {
+                let expected = by_mpi(environment(place, address, port, "default"));
+                assert_eq!(
+                    read_where(&format!("{ranks} {given}"), true).unwrap(),
+                    expected,
+                    "{ranks} {given}"
+                );
+            }
+            let both = format!("{ranks} MASTER_ADDR=a MASTER_PORT=7");
+            assert_eq!(read_where(&both, true).unwrap(), read(&both).unwrap());
+            assert!(read_where(&format!("{ranks} MASTER_PORT=x"), true).is_err());
+        }
+        assert!(read_where("MASTER_ADDR=a", true).is_err(), "no launcher of MPI is at work");
+    }
+
+    #[test]
+    fn hydra_within_slurm_is_told_from_tasks_of_slurm_that_know_pmi() {
+        let place = |variables: &str| {
+            let environment = read(&format!("{variables} MASTER_ADDR=a MASTER_PORT=5")).unwrap().unwrap();
+            (environment.rank, environment.world_size, environment.mpi)
+        };
+        assert_eq!(place(&format!("{TASK} {HYDRA}")), (3, 4, true));
+        assert_eq!(place(&format!("{TASK} PMI_RANK=5 PMI_SIZE=7")), (5, 7, false));
+    }
+
+    #[test]
     fn a_half_set_environment_names_what_is_missing() {
         for (variables, missing) in [
             ("RANK=0", "WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT are"),
             ("MASTER_ADDR=a", "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT are"),
             (&RUN.replace("MASTER_PORT", "OTHER"), "MASTER_PORT is"),
             (&OMPI.replace("WORLD_SIZE", "OTHER"), "OMPI_COMM_WORLD_SIZE is"),
+            (&HYDRA.replace("MPI_LOCALRANKID", "OTHER"), "MPI_LOCALRANKID is"),
+            ("PMI_RANK=0 PMI_SIZE=2", "MPI_LOCALRANKID, MPI_LOCALNRANKS are"),
+            (HYDRA, "MASTER_ADDR, MASTER_PORT are"),
             (OMPI, "MASTER_PORT is"),
             (
                 &OMPI.replace("LOCAL_SIZE=2", "LOCAL_SIZE=1").replace("LOCAL_RANK=1", "LOCAL_RANK=0"),
@@ -488,6 +610,25 @@ mod tests {
         assert!(
             text.contains("LOCAL_RANK is `2`, expected a number below the local world size, 2"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn every_launchers_ranks_take_the_secret_and_never_show_it() {
+        let digits = "0123456789abcdef0123456789ABCDEF";
+        for variables in [RUN, &format!("{OMPI} MASTER_PORT=5"), TASK] {
+            let environment = read(&format!("{variables} BURN_NCCL_SECRET={digits}")).unwrap().unwrap();
+            assert_eq!(environment.secret, Some(Secret::from_hex(digits).unwrap()));
+            let shown = format!("{environment:?}");
+            assert!(shown.contains("secret: Some(Secret(..))") && !shown.contains("0123"), "{shown}");
+            let short = &digits[2..];
+            let text = read(&format!("{variables} BURN_NCCL_SECRET={short}")).unwrap_err().to_string();
+            assert!(text.contains("BURN_NCCL_SECRET has 30 digits") && !text.contains(short), "{text}");
+        }
+        assert_eq!(
+            read(&format!("BURN_NCCL_SECRET={digits}")).unwrap(),
+            None,
+            "a secret alone makes no rank"
         );
     }
 

@@ -1,20 +1,31 @@
 //! How the ranks of a job find each other: the environment that a launcher gives, and a store that rank 0 serves.
 
 mod admission;
+mod call;
+mod challenge;
+mod crowd;
+mod dice;
 mod environment;
 mod hello;
+mod limits;
+mod listen;
+mod pending;
+mod refusal;
 mod resolve;
 mod server;
 mod store;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
-use std::sync::Arc;
+use std::net::{IpAddr, TcpListener};
+use std::sync::{Arc, Once};
 
-pub(crate) use admission::{Admission, listen};
+pub(crate) use admission::Admission;
+pub(crate) use call::{call, join_host_port};
+pub use challenge::Secret;
 pub use environment::Environment;
 pub(crate) use environment::{debug_requested, transport_requested};
-pub use hello::Refusal;
-pub(crate) use hello::{Hello, Identity, Role, call, join_host_port};
+pub(crate) use hello::{Hello, Identity, Role};
+pub(crate) use listen::{listen, listen_everywhere};
+pub use refusal::Refusal;
 use server::StoreServer;
 pub(crate) use store::Store;
 
@@ -41,6 +52,7 @@ impl Rendezvous {
         listener: Option<TcpListener>,
         deadline: Deadline,
     ) -> Result<Self> {
+        limits::make_room(identity.world_size);
         let server = match (identity.rank, listener) {
             (0, Some(listener)) => Some(StoreServer::start(listener, identity)?),
             (0, None) => Some(StoreServer::start(listen_as_master(host, port, deadline)?, identity)?),
@@ -48,6 +60,7 @@ impl Rendezvous {
         };
         let store = Store::connect(host, port, identity, deadline)?;
         let address = join_host_port(host, port);
+        warn_of_strangers(&store, &identity, &address);
         Ok(Self { identity, store, address, host: host.to_owned(), _server: server })
     }
 
@@ -60,8 +73,7 @@ impl Rendezvous {
         let on_loopback = ip.is_loopback();
         let listener = match ip {
             _ if !on_loopback || is_loopback_name(&self.host) => listen(ip, 0)?,
-            IpAddr::V4(_) => listen(Ipv4Addr::UNSPECIFIED.into(), 0)?,
-            IpAddr::V6(_) => listen(Ipv6Addr::UNSPECIFIED.into(), 0)?,
+            _ => listen_everywhere(0)?,
         };
         let port = listener.local_addr().map_err(|source| self.no_address(source))?.port();
         let published = if on_loopback { format!(" {port}") } else { format!("{ip} {port}") };
@@ -121,8 +133,22 @@ fn listen_as_master(host: &str, port: u16, deadline: Deadline) -> Result<TcpList
     let resolved = resolve::resolve(host, port, deadline).unwrap_or_default();
     match resolved.first().map(|address| address.ip()) {
         Some(ip) if is_loopback_name(host) => listen(ip, port),
-        Some(IpAddr::V6(_)) => listen(Ipv6Addr::UNSPECIFIED.into(), port),
-        _ => listen(Ipv4Addr::UNSPECIFIED.into(), port),
+        _ => listen_everywhere(port),
+    }
+}
+
+/// Says once that a job which others can reach has no secret.
+fn warn_of_strangers(store: &Store, identity: &Identity, address: &str) {
+    static SAID: Once = Once::new();
+    let is_reachable = store.addresses().is_ok_and(|(_, peer)| !peer.ip().to_canonical().is_loopback());
+    if is_reachable && !identity.has_secret() {
+        SAID.call_once(|| {
+            log::warn!(
+                "the ranks at {address} have no secret: whoever can reach this port and knows the run token can join \
+                 them; start the job with burnrun, or give all ranks the same BURN_NCCL_SECRET, such as `openssl rand \
+                 -hex 32` prints"
+            );
+        });
     }
 }
 
@@ -132,7 +158,11 @@ fn is_loopback_name(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write, net::TcpStream, time::Duration};
+    use std::{
+        io::Write,
+        net::{Ipv4Addr, TcpStream},
+        time::Duration,
+    };
 
     use super::*;
 
@@ -143,12 +173,12 @@ mod tests {
     fn serve(world_size: usize) -> (Rendezvous, u16) {
         let listener = listen(Ipv4Addr::LOCALHOST.into(), 0).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let identity = Identity::new(0, world_size, "job");
+        let identity = Identity::new(0, world_size, "job", None);
         (Rendezvous::join(identity, "127.0.0.1", port, Some(listener), within(5000)).unwrap(), port)
     }
 
     fn join(rank: usize, world_size: usize, run_id: &str, port: u16) -> Result<Store> {
-        Store::connect("127.0.0.1", port, Identity::new(rank, world_size, run_id), within(5000))
+        Store::connect("127.0.0.1", port, Identity::new(rank, world_size, run_id, None), within(5000))
     }
 
     fn refusal(result: Result<Store>) -> Refusal {
@@ -195,7 +225,7 @@ mod tests {
     fn ranks_that_never_join_are_named_on_every_rank_even_when_rank_0_gives_up_first() {
         let (zero, port) = serve(4);
         let one = std::thread::spawn(move || {
-            let identity = Identity::new(1, 4, "job");
+            let identity = Identity::new(1, 4, "job", None);
             let one = Rendezvous::join(identity, "127.0.0.1", port, None, within(5000)).unwrap();
             one.store.set(&address_key(1), b" 1", within(1000)).unwrap();
             one.wait_for_all(within(60_000)).unwrap_err()
@@ -213,7 +243,7 @@ mod tests {
     #[test]
     fn a_wrong_address_fails_at_the_deadline_and_names_it() {
         let free = listen(Ipv4Addr::LOCALHOST.into(), 0).unwrap().local_addr().unwrap().port();
-        let identity = Identity::new(1, 2, "job");
+        let identity = Identity::new(1, 2, "job", None);
         let error = Store::connect("127.0.0.1", free, identity, within(300)).unwrap_err().to_string();
         assert!(error.contains(&format!("127.0.0.1:{free}")) && error.contains("MASTER_ADDR"), "{error}");
         let error = Store::connect("no-such-host.invalid", 1, identity, within(300)).unwrap_err().to_string();
@@ -237,7 +267,8 @@ mod tests {
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
             stream
         });
-        let error = Store::connect("127.0.0.1", port, Identity::new(1, 2, "job"), within(200)).unwrap_err();
+        let error =
+            Store::connect("127.0.0.1", port, Identity::new(1, 2, "job", None), within(200)).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::Connect { .. }), "{text}");
         server.join().unwrap();

@@ -13,7 +13,8 @@ use std::{
 
 use super::{
     admission::Admission,
-    hello::{Hello, Identity, Refusal, Role},
+    hello::{Hello, Identity, Role},
+    refusal::Refusal,
     store::{Reply, Request},
 };
 use crate::{Error, Result, deadline::Deadline};
@@ -79,20 +80,22 @@ impl Drop for StoreServer {
 
 /// Lets ranks in, gives each a thread, and ends them all when the server closes.
 fn accept(shared: &Arc<Shared>, mut admission: Admission) {
-    let mut served: Vec<(TcpStream, JoinHandle<()>)> = Vec::new();
+    let mut served: Vec<(Arc<TcpStream>, JoinHandle<()>)> = Vec::new();
     while !shared.closing.load(Ordering::SeqCst) {
         for (stream, hello) in admission.admit(TICK, |hello| shared.accepts(hello)) {
             let rank = hello.identity.rank;
+            // One descriptor for both: a second one could be the one too many.
+            let stream = Arc::new(stream);
             shared.lock().joined.insert(rank);
             let serve = {
-                let shared = shared.clone();
-                move |stream| {
-                    serve(&shared, stream);
+                let (shared, stream) = (shared.clone(), stream.clone());
+                move || {
+                    serve(&shared, &stream);
                     shared.lock().joined.remove(&rank);
                 }
             };
-            let started = stream.set_nonblocking(false).and_then(|()| stream.try_clone()).and_then(|clone| {
-                std::thread::Builder::new().name("burn-nccl-store-client".into()).spawn(move || serve(clone))
+            let started = stream.set_nonblocking(false).and_then(|()| {
+                std::thread::Builder::new().name("burn-nccl-store-client".into()).spawn(serve)
             });
             match started {
                 Ok(thread) => served.push((stream, thread)),
@@ -112,7 +115,7 @@ fn accept(shared: &Arc<Shared>, mut admission: Admission) {
 }
 
 /// Answers one client until it goes or sends something that is no request.
-fn serve(shared: &Shared, mut stream: TcpStream) {
+fn serve(shared: &Shared, mut stream: &TcpStream) {
     let _ = stream.set_write_timeout(Some(WRITE_LIMIT));
     while let Ok(request) = Request::read(&mut stream) {
         if shared.answer(request).write(&mut stream).is_err() {

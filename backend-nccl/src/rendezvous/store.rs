@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::hello::{Hello, Identity, Role, call};
+use super::{
+    call::call,
+    hello::{Hello, Identity, Role},
+};
 use crate::{Error, Result, deadline::Deadline};
 
 /// The longest key, or list of keys, in bytes.
@@ -28,7 +31,7 @@ pub(crate) struct Store {
 impl Store {
     /// Connects to the store that rank 0 serves at `host:port`, trying until the deadline.
     pub(crate) fn connect(host: &str, port: u16, identity: Identity, deadline: Deadline) -> Result<Self> {
-        let hello = Hello::new(identity, Role::Store);
+        let hello = Hello::new(identity, Role::Store, 0)?;
         let stream = call((host, port), "the rendezvous store of rank 0", &hello, deadline)?;
         Ok(Self { stream: Mutex::new(stream) })
     }
@@ -175,10 +178,16 @@ fn read_message(stream: &mut impl Read) -> io::Result<(u8, Vec<u8>, Vec<u8>)> {
     if key_bytes > MAX_KEY_BYTES || value_bytes > MAX_VALUE_BYTES {
         return Err(bad("a message that claims to be too long"));
     }
-    let (mut key, mut value) = (vec![0; key_bytes], vec![0; value_bytes]);
-    stream.read_exact(&mut key)?;
-    stream.read_exact(&mut value)?;
-    Ok((head[0], key, value))
+    Ok((head[0], read_bytes(stream, key_bytes)?, read_bytes(stream, value_bytes)?))
+}
+
+/// Reads so many bytes into memory that grows as they come, so that a mere claim costs nothing.
+fn read_bytes(stream: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if stream.take(count as u64).read_to_end(&mut bytes)? < count {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes)
 }
 
 fn join(keys: &[String]) -> String {

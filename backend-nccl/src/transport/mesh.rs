@@ -25,6 +25,8 @@ pub(crate) struct Mesh {
     interface: IpAddr,
     /// How this rank reaches the host of each rank.
     hosts: Vec<String>,
+    /// After how long without an answer a host is lost.
+    pub(crate) host_timeout: Duration,
 }
 
 /// The time in which the ranks of a mesh make connections.
@@ -47,7 +49,11 @@ impl Mesh {
     /// # Errors
     ///
     /// [`Error::MissingRanks`] when not all have come by the deadline; what the store answers.
-    pub(crate) fn of_job(rendezvous: &Rendezvous, deadline: Deadline) -> Result<(Self, Connecting)> {
+    pub(crate) fn of_job(
+        rendezvous: &Rendezvous,
+        host_timeout: Duration,
+        deadline: Deadline,
+    ) -> Result<(Self, Connecting)> {
         let identity = rendezvous.identity;
         let (listener, published) = rendezvous.listen()?;
         rendezvous.store.set(&address_key(identity.rank), published.as_bytes(), deadline)?;
@@ -60,6 +66,7 @@ impl Mesh {
             address: rendezvous.address.clone(),
             interface: port_of(&listener, &rendezvous.address)?.0,
             hosts: places.iter().map(|(host, _)| host.clone()).collect(),
+            host_timeout,
         };
         let connecting = mesh.connecting(places, listener);
         Ok((mesh, connecting))
@@ -88,6 +95,7 @@ impl Mesh {
             address: self.address.clone(),
             interface: self.interface,
             hosts: places.iter().map(|(host, _)| host.clone()).collect(),
+            host_timeout: self.host_timeout,
         };
         let connecting = mesh.connecting(places, listener);
         Some((mesh, connecting))
@@ -121,7 +129,7 @@ impl Connecting {
         let mut connections: Vec<(usize, TcpStream)> = Vec::with_capacity(peers.len());
         for &peer in peers.iter().filter(|peer| **peer < own) {
             let (host, port) = &self.places[peer];
-            let hello = Hello::new(self.identity, role);
+            let hello = Hello::new(self.identity, role, peer)?;
             let stream = call((host, *port), &format!("rank {peer}"), &hello, deadline)?;
             connections.push((peer, stream));
         }

@@ -1,8 +1,8 @@
 //! The transport of a group of several ranks: control connections, and an engine that moves the data.
 
 use super::{
-    Buffer, Call, Collective, Mesh, Patience, Transport, TransportKind, control::Control, engine::Engine,
-    host, members::Members, mesh::Connecting, shm, shm::Shm, tcp::Tcp,
+    Buffer, Call, Collective, Mesh, Patience, Transport, Wish, control::Control, engine::Engine,
+    members::Members, mesh::Connecting, start,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
 
@@ -23,7 +23,7 @@ pub(crate) struct Meshed {
 pub(crate) fn connect(
     mesh: Mesh,
     mut connecting: Connecting,
-    kind: TransportKind,
+    wish: Wish,
     deadline: Deadline,
 ) -> Result<Meshed> {
     let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
@@ -31,56 +31,13 @@ pub(crate) fn connect(
     let others: Vec<usize> = (0..world_size).filter(|peer| *peer != rank).collect();
     let failed = |failure| Error::SetUp { rank, world_size, failure };
     let connections = connecting.connect(Role::Control, &others, deadline)?;
-    let control = Control::start(rank, world_size, connections).map_err(failed)?;
-    let engine = choose(&mesh, &control, &mut connecting, kind, &others, deadline)?;
+    let control = Control::start(rank, world_size, connections, mesh.host_timeout).map_err(failed)?;
+    let engine = start::start(&mesh, &control, &mut connecting, wish, deadline)?;
     let meshed = Meshed { mesh, all, control, engine };
     // Rank 0 may close the rendezvous only when no rank needs it any more.
-    let call = Call { sequence: 0, deadline, check: false, patience: Patience::Waiting };
+    let call = Call { sequence: 0, deadline, check: false, patience: Patience::Waiting, part_of: None };
     meshed.execute(call, Collective::Barrier).map_err(failed)?;
     Ok(meshed)
-}
-
-/// The engine that suits all ranks.
-fn choose(
-    mesh: &Mesh,
-    control: &Control,
-    connecting: &mut Connecting,
-    kind: TransportKind,
-    others: &[usize],
-    deadline: Deadline,
-) -> Result<Box<dyn Engine>> {
-    let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
-    let failed = |failure| Error::SetUp { rank, world_size, failure };
-    if let Some(shm) = share(control, kind, deadline).map_err(failed)? {
-        return Ok(Box::new(shm));
-    }
-    let connections = connecting.connect(Role::Data, others, deadline)?;
-    let tcp = Tcp::new(mesh.identity.tag(), connections, control).map_err(failed)?;
-    Ok(Box::new(tcp))
-}
-
-/// Shared memory, if all ranks want it and can have it.
-fn share(control: &Control, kind: TransportKind, deadline: Deadline) -> Result<Option<Shm>, Failure> {
-    let wanted = matches!(kind, TransportKind::Auto | TransportKind::SharedMemory);
-    let own = if wanted { host::fingerprint() } else { String::new() };
-    let hosts = control.gather("host", own.as_bytes(), deadline)?;
-    let reason = if hosts.iter().any(|host| host.is_empty() || *host != hosts[0]) {
-        "the ranks are on different hosts, or some were told to use another transport".to_owned()
-    } else {
-        let all: Vec<usize> = (0..control.world_size()).collect();
-        match shm::connect(control, &all, deadline)? {
-            Ok(shm) => return Ok(Some(shm)),
-            Err(reason) => {
-                log::warn!("no shared memory between ranks of one host, so data goes over tcp: {reason}");
-                reason
-            }
-        }
-    };
-    if kind == TransportKind::SharedMemory {
-        let action = "share memory with all other ranks".to_owned();
-        return Err(Failure::System { rank: control.rank(), action, detail: reason });
-    }
-    Ok(None)
 }
 
 impl Meshed {

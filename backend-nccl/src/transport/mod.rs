@@ -1,19 +1,28 @@
 //! Moves bytes between ranks: what a collective does, below tensors, groups and order.
 
 mod buffer;
+mod buffers;
+mod choose;
 pub(crate) mod control;
 mod dtype;
 mod engine;
 mod frame;
 mod host;
 mod kind;
+mod layered;
 mod members;
 pub(crate) mod mesh;
 mod meshed;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
+#[cfg(not(feature = "mpi"))]
+#[path = "no_mpi.rs"]
+pub(crate) mod mpi;
 mod plan;
 mod reduce;
 mod shm;
 mod single;
+mod start;
 mod tcp;
 
 use std::fmt;
@@ -25,6 +34,7 @@ pub use kind::TransportKind;
 pub(crate) use mesh::Mesh;
 pub(crate) use meshed::connect;
 pub(crate) use single::Single;
+pub(crate) use start::Wish;
 
 use crate::{deadline::Deadline, failure::Failure};
 
@@ -136,6 +146,23 @@ pub(crate) struct Call {
     pub(crate) check: bool,
     /// Who waits for it.
     pub(crate) patience: Patience,
+    /// What the group called, where this is a step of it: what ranks compare, since steps can look alike.
+    pub(crate) part_of: Option<Signature>,
+}
+
+impl Call {
+    /// What this rank announces and what it expects to hear.
+    pub(crate) fn signatures(
+        &self,
+        collective: &Collective<'_>,
+        among: &members::Members,
+    ) -> (Signature, Signature) {
+        let common = self.part_of.unwrap_or_else(|| collective.signature(self.sequence));
+        let Collective::Exchange { send, receive, dtype } = collective else { return (common, common) };
+        let announced = send.as_ref().map_or(common, |message| message.signature(*dtype, among.own()));
+        let expected = receive.as_ref().map_or(common, |message| message.signature(*dtype));
+        (announced, expected)
+    }
 }
 
 /// Who waits for a collective, and so whether a core may be kept busy to end the wait a few microseconds earlier.

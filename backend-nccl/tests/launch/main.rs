@@ -2,6 +2,7 @@
 
 mod ending;
 mod library;
+mod nodes;
 mod starting;
 
 use std::{

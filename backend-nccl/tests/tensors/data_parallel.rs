@@ -4,7 +4,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_nccl::ddp::{DdpConfig, DistributedDataParallel, UnevenInputs, UnusedParameters, WireFormat};
+use burn_nccl::ddp::{Communication, DdpConfig, DistributedDataParallel, UnevenInputs, UnusedParameters};
 use burn_nccl::{Error, ProcessGroup};
 
 use crate::model::{FEATURES, Net, alone, optimizer, parameters, rows};
@@ -58,8 +58,8 @@ fn results_have_the_same_bits_on_all_ranks_and_for_all_bucket_sizes() {
 fn half_precision_on_the_wire_stays_within_its_rounding() {
     let device = Device::flex().autodiff();
     let full = on_ranks(2, |group| train(&group, &device, &small_buckets()));
-    for (format, tolerance) in [(WireFormat::F16, 2e-3), (WireFormat::BF16, 1e-2)] {
-        let config = small_buckets().with_wire_format(format);
+    for (format, tolerance) in [(Communication::F16, 2e-3), (Communication::BF16, 1e-2)] {
+        let config = small_buckets().with_communication(format.clone());
         let compressed = on_ranks(2, |group| train(&group, &device, &config));
         assert_eq!(compressed[0], compressed[1]);
         assert_ne!(compressed[0], full[0], "{format:?} must round something");

@@ -6,6 +6,7 @@ mod accumulation;
 mod adjoints;
 mod autocast;
 mod clipping;
+mod communication;
 mod data_parallel;
 mod messages;
 mod model;

@@ -31,6 +31,11 @@ impl Checkpoints {
         Self { plan, checkpointer: None, longest_pause: None, is_given_up: false }
     }
 
+    /// Whether there are to be any.
+    pub(crate) fn are_wanted(&self) -> bool {
+        self.plan.checkpoint_epochs > 0 || self.plan.checkpoint_steps.is_some()
+    }
+
     /// Whether there is to be a checkpoint after `steps` steps; `epoch` is the one, counted from 1, that they end.
     pub(crate) fn is_due(&self, steps: usize, epoch: Option<usize>, is_over: bool) -> bool {
         let CheckpointPlan { checkpoint_epochs: epochs, checkpoint_steps, .. } = self.plan;
@@ -149,5 +154,7 @@ mod tests {
         assert!(due(&every_seven, 14, None, false));
         assert!(!due(&every_seven, 15, Some(1), false));
         assert!(!due(&["--checkpoint-epochs=0"], 15, Some(1), true));
+        let wanted = |options: &[&str]| Checkpoints::new(config(options).checkpoints).are_wanted();
+        assert!(wanted(&every_seven) && wanted(&[]) && !wanted(&["--checkpoint-epochs=0"]));
     }
 }

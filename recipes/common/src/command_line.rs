@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use burn_nccl::launch::restart_count;
 use burn_nccl_records::checkpoint::Checkpoint;
 use clap::error::{ContextKind, ContextValue, ErrorKind as ClapError};
 use clap::{ArgAction, ArgMatches, Command, Parser};
@@ -10,7 +11,8 @@ use serde_json::{Map, Value};
 
 use crate::config::RunConfig;
 use crate::error::{RecipeError, Result, split_remedy};
-use crate::resume::{ResumeChoice, locate, open_checkpoint};
+use crate::resume::{ResumeChoice, locate, newest_of, open_checkpoint};
+use crate::warning::warn_once;
 
 const NOT_UNDERSTOOD: &str = "the options were not understood";
 const SEE_HELP: &str = "run with --help for all options";
@@ -21,6 +23,9 @@ const SEE_HELP: &str = "run with --help for all options";
 /// argument replaces an earlier one. So a file has the keys, the checks and the messages of the command line, for
 /// every recipe's own options too. A recipe without `--config` takes no file.
 ///
+/// Ranks that a launcher has started again go on from the newest checkpoint of `--out`, whatever `--resume` says, since the
+/// run in that folder is their own.
+///
 /// A run that `--resume` continues has the options of the checkpoint's run under all others; then `--resume` is the
 /// folder of that one checkpoint, or `anew`.
 ///
@@ -29,6 +34,11 @@ const SEE_HELP: &str = "run with --help for all options";
 /// # Errors
 /// A usage error for what is unknown, unreadable or out of range.
 pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
+    parse_started(args, restart_count())
+}
+
+/// As [`parse`], in a job whose ranks have been started again `restarts` times.
+fn parse_started<P: Parser>(args: impl IntoIterator<Item = OsString>, restarts: usize) -> Result<P> {
     let command = P::command().args_override_self(true);
     let mut args: Vec<OsString> = args.into_iter().collect();
     let mut matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
@@ -37,13 +47,17 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
         args.splice(start..start, read_file(&file, &command)?);
         matches = matched(&command, &args, &file)?;
     }
-    let resume = matches.try_get_one::<ResumeChoice>("resume").ok().flatten();
-    if let Some(resume) =
+    let asked = matches.try_get_one::<ResumeChoice>("resume").ok().flatten();
+    let out = matches.try_get_one::<PathBuf>("out").ok().flatten().map(PathBuf::as_path);
+    let resume = asked.map(|asked| after_restart(asked, out, restarts)).transpose()?;
+    if resume.as_ref() == Some(&ResumeChoice::Anew) {
+        args.extend(["--resume".into(), ResumeChoice::Anew.argument()]);
+        matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
+    } else if let Some(resume) =
         resume.filter(|resume| matches!(resume, ResumeChoice::Auto | ResumeChoice::Folder(_)))
     {
-        let out = matches.get_one::<PathBuf>("out").map(PathBuf::as_path);
         let recipe = command.get_name().trim_start_matches("recipe-");
-        let found = locate(resume, out, recipe)?;
+        let found = locate(&resume, out, recipe)?;
         let checkpoint = found.as_deref().map(open_checkpoint).transpose()?;
         let resolved = match &checkpoint {
             Some(checkpoint) => {
@@ -57,6 +71,22 @@ pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
         matches = matched(&command, &args, &found.unwrap_or_default())?;
     }
     P::from_arg_matches(&matches).map_err(refused)
+}
+
+/// What ranks go on from that have been started again `restarts` times after they were `asked` to go on from something.
+fn after_restart(asked: &ResumeChoice, out: Option<&Path>, restarts: usize) -> Result<ResumeChoice> {
+    let Some(out) = out.filter(|_| restarts > 0) else {
+        if restarts > 0 {
+            warn_once("the ranks were started again without --out, which would tell them what to go on from");
+        }
+        return Ok(asked.clone());
+    };
+    Ok(match (newest_of(out)?, asked) {
+        (Some(newest), _) => ResumeChoice::Folder(newest),
+        // The run that failed before its first checkpoint begins again in its folder.
+        (None, ResumeChoice::None | ResumeChoice::Auto) => ResumeChoice::Anew,
+        (None, asked) => asked.clone(),
+    })
 }
 
 /// The arguments, some of which are from `file`.

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use crate::device::{DeviceChoice, SelectedDevice};
 use crate::options::{CheckpointFailure, DistributedOptions, MixedPrecisionOptions, Norm, TrainOptions};
+use crate::wire::Wire;
 
 /// Up to this size the CIFAR stem is the default, because the ImageNet stem leaves 1/32 of it in the last stage.
 const LARGEST_CIFAR_STEM: usize = 64;
@@ -94,8 +95,9 @@ pub struct DistributedConfig {
     pub norm: Norm,
     /// Size of a gradient bucket in MiB.
     pub bucket_mb: Option<f64>,
-    /// Element type in which gradients travel.
-    pub wire: &'static str,
+    /// How gradients travel.
+    #[serde(serialize_with = "as_text")]
+    pub wire: Wire,
     /// Seconds after which a rank that does not answer is an error.
     pub timeout_seconds: f64,
     /// Whether gradients are reduced after the backward pass.
@@ -207,7 +209,7 @@ impl RunConfig {
                 },
                 norm: options.norm,
                 bucket_mb: options.bucket_mb,
-                wire: options.wire.name(),
+                wire: options.wire,
                 timeout_seconds: options.timeout_seconds,
                 no_overlap: options.no_overlap,
             }),
@@ -254,7 +256,7 @@ pub fn ddp_config(options: &DistributedOptions, device: &SelectedDevice) -> DdpC
     let bucket_mb = options.bucket_mb.unwrap_or(if device.backend == "cuda" { 25.0 } else { 4.0 });
     DdpConfig::new()
         .with_bucket_bytes((bucket_mb * f64::from(1 << 20)) as usize)
-        .with_wire_format(options.wire.format())
+        .with_communication(options.wire.communication())
         .with_overlap(!options.no_overlap)
 }
 
@@ -328,7 +330,7 @@ pub(crate) mod tests {
         let given = [
             "--data=cifar100:/a b",
             "--max-steps=5",
-            "--wire=bf16",
+            "--wire=powersgd:2",
             "--no-overlap",
             "--lr=0.3",
             "--accumulate=3",
@@ -348,6 +350,7 @@ pub(crate) mod tests {
         let again = config(&["--config", file.to_str().unwrap()]);
         assert_eq!(serde_json::to_string(&again).unwrap(), first);
         assert!(first.contains(r#""data":"cifar100:/a b""#), "{first}");
+        assert!(first.contains(r#""wire":"powersgd:2:100""#), "{first}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use burn_nccl::launch::{LaunchConfig, NprocPerNode, Outcome, RankOutput};
+use burn_nccl::launch::{LaunchConfig, NprocPerNode, Outcome, RankOutput, Secret};
 use burn_nccl::{DType, Environment, GroupOptions, ProcessGroup, ReduceOp};
 
 use crate::batch_size::{self, trial};
@@ -20,8 +20,12 @@ use crate::resume::{self, Resume};
 use crate::run_folder::LOG_FOLDER;
 use crate::train::{Run, initial_model};
 
-/// How long a rank may take to end after another one has failed, before it is killed.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long a rank may take to end after another one has failed, before it is killed. Ranks end by themselves then; one that
+/// does not is stopped or stuck, and nothing is worth the wait.
+const FAILURE_GRACE: Duration = Duration::from_secs(5);
+
+/// How long ranks may take to finish a step and write a checkpoint after a signal has asked them to stop.
+const STOP_GRACE: Duration = Duration::from_secs(120);
 
 /// Trains on several ranks.
 ///
@@ -45,39 +49,77 @@ pub fn run(
     }
 }
 
-/// Starts the ranks on this machine and returns the job's exit code.
+/// Starts the ranks on this node and returns the job's exit code.
 fn start_ranks(recipe: &str, job: JobOptions<'_>, distributed: &DistributedOptions) -> Result<ExitCode> {
     let options = job.train;
     let ranks = match distributed.nproc_per_node {
         NprocPerNode::Auto => options.device.default_ranks(),
         NprocPerNode::Count(count) => count.get(),
     };
+    check_nodes(job.train, distributed)?;
     // What all ranks would find wrong is said once, before there are ranks.
-    let resume = check(recipe, job, ranks)?;
+    let resume = check(recipe, job, distributed, ranks)?;
     let out = resume::run_folder(recipe, options.out.as_deref(), resume.as_ref())?;
     let config = launch_config(options, distributed, ranks, out)?;
     let outcome = burn_nccl::launch::run(&config).map_err(RecipeError::launch)?;
-    if !is_told(&outcome) {
+    if !(distributed.node_rank.unwrap_or(0) == 0 && is_told(&outcome)) {
         eprint!("{outcome}");
     }
     // Exit codes and 128 + signal fit; anything else is a failure.
     Ok(u8::try_from(outcome.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Finds what is wrong with the options, the checkpoint or the data, for all ranks. Returns the checkpoint.
-fn check(recipe: &str, job: JobOptions<'_>, ranks: usize) -> Result<Option<Resume>> {
+/// Refuses options for several nodes that do not go together.
+fn check_nodes(options: &TrainOptions, distributed: &DistributedOptions) -> Result<()> {
+    let (what, nnodes) = ("the options for several nodes do not go together", distributed.nnodes);
+    let last = nnodes - 1;
+    match (nnodes, distributed.node_rank) {
+        (1, None | Some(0)) => Ok(()),
+        (_, None) => {
+            let remedy = format!("give each node its own number from 0 to {last}");
+            Err(RecipeError::usage(what, "--nnodes is given without --node-rank", remedy))
+        }
+        (_, Some(node)) if node > last => {
+            let remedy = format!("give a number from 0 to {last}, or a larger --nnodes");
+            Err(RecipeError::usage(what, format!("--node-rank {node} is not one of {nnodes} nodes"), remedy))
+        }
+        // A default name has the time in it, which differs between the nodes.
+        _ if options.out.is_none() => Err(RecipeError::usage(
+            what,
+            "there is no --out, and each node would choose another folder",
+            "give all nodes an --out that they all see, for the checkpoints",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Finds what is wrong with the options, the checkpoint or the data, for all ranks of this node. Returns the checkpoint.
+///
+/// How many ranks the other nodes have is not known yet; they are taken to have as many.
+fn check(
+    recipe: &str,
+    job: JobOptions<'_>,
+    distributed: &DistributedOptions,
+    ranks: usize,
+) -> Result<Option<Resume>> {
+    let node = distributed.node_rank.unwrap_or(0);
+    let world_size = ranks * distributed.nnodes;
     let mut config = RunConfig::new(job);
     progress::check(job.train.progress)?;
     let resume = resume::open(recipe, job.train)?;
-    resume::check_out(job.train, resume.as_ref())?;
+    // The others may come when rank 0 has begun to write.
+    if node == 0 {
+        resume::check_out(job.train, resume.as_ref())?;
+    }
     let images = Images::open(&config)?;
     if let Some(resume) = &resume {
-        resume.adapt(&mut config, images.train_len(), ranks)?;
+        resume.adapt(&mut config, images.train_len(), world_size)?;
     }
-    for rank in 0..ranks {
-        let device = config.device.select(rank, ranks)?;
-        images.train_loader(&config, &device.device, rank, ranks)?;
-        images.test_loader(&config, &device.device, rank, ranks)?;
+    for local_rank in 0..ranks {
+        let rank = node * ranks + local_rank;
+        let device = config.device.select(local_rank, ranks)?;
+        images.train_loader(&config, &device.device, rank, world_size)?;
+        images.test_loader(&config, &device.device, rank, world_size)?;
     }
     Ok(resume)
 }
@@ -94,6 +136,11 @@ fn launch_config(
     config.args.extend(["--out".into(), out.clone().into()]);
     // All ranks resume from what was found here, though a newer checkpoint may appear.
     config.args.extend(["--resume".into(), options.resume.argument()]);
+    config.nnodes = distributed.nnodes;
+    config.node_rank = distributed.node_rank.unwrap_or(0);
+    config.max_restarts = distributed.max_restarts;
+    config.rendezvous_timeout = Duration::from_secs_f64(distributed.timeout_seconds);
+    config.secret = Secret::from_environment().map_err(RecipeError::launch)?;
     config.master_addr = distributed.master_addr.clone();
     config.master_port = distributed.master_port;
     config.rank_zero_output = match options.progress {
@@ -101,10 +148,10 @@ fn launch_config(
         _ => RankOutput::Inherit,
     };
     config.other_output = RankOutput::LogOnly;
-    // Ranks end by themselves when one fails; a rank that does not is stopped or stuck, and nothing is worth the wait.
-    config.grace = GRACE;
+    config.grace = STOP_GRACE;
+    config.grace_after_failure = Some(FAILURE_GRACE);
     // Rank 0 writes to the terminal, so that a rank alone has no log.
-    config.log_dir = (ranks > 1).then(|| out.join(LOG_FOLDER));
+    config.log_dir = (ranks > 1 || config.node_rank > 0).then(|| out.join(LOG_FOLDER));
     Ok(config)
 }
 
@@ -165,9 +212,9 @@ fn run_rank(
         out => resume::run_folder(recipe, out.as_deref(), resume.as_ref())?,
     };
     let continues = decided(resume::continues(&out, options, resume.as_ref()), &group)?;
-    Run { recipe, config, device, train, test, parallel, out, progress, started, resume, continues }
-        .train(model)?;
-    Ok(ExitCode::SUCCESS)
+    let run =
+        Run { recipe, config, device, train, test, parallel, out, progress, started, resume, continues };
+    Ok(run.train(model)?.exit_code())
 }
 
 /// The smallest of the ranks' batch sizes. They all divide the same number, so this one does too.

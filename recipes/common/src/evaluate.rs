@@ -8,24 +8,34 @@ use burn_nccl_models::ResNet;
 use crate::error::{RecipeError, Result};
 use crate::metrics::Evaluation;
 use crate::parallel::Parallel;
+use crate::stop;
 
 /// Classifies the test images of all ranks with `model`, which must be in inference mode and equal on all ranks.
 ///
-/// Each image counts once, whatever the number of ranks: counts are summed as integers, losses in f64.
+/// Each image counts once, whatever the number of ranks: counts are summed as integers, losses in f64. None where a signal
+/// has asked one of the ranks to stop.
 ///
 /// # Errors
 /// Where an image cannot be read, a rank is lost, or the device fails.
-pub fn evaluate(model: &ResNet, loader: &Loader, device: &Device, parallel: &Parallel) -> Result<Evaluation> {
+pub fn evaluate(
+    model: &ResNet,
+    loader: &Loader,
+    device: &Device,
+    parallel: &Parallel,
+) -> Result<Option<Evaluation>> {
     let criterion = CrossEntropyLossConfig::new().init(device);
     let mut batches = Vec::new();
     for batch in loader.epoch(0) {
+        if stop::is_requested() {
+            break;
+        }
         let batch = batch.map_err(|error| RecipeError::data("cannot load a test image", error))?;
         let logits = model.forward(batch.images);
         let loss = criterion.forward(logits.clone(), batch.labels.clone());
         // Read after the loop, so that a GPU does not wait for us between batches.
         batches.push((batch.indices.len(), loss, correct(logits, batch.labels)));
     }
-    let (mut counts, mut loss_sum) = ([0i64; 2], [0.0f64]);
+    let (mut counts, mut loss_sum) = ([0, 0, i64::from(stop::is_requested())], [0.0f64]);
     for (examples, loss, correct) in batches {
         counts[0] += examples as i64;
         counts[1] += scalar::<i64>(correct.try_into_data())?;
@@ -33,8 +43,9 @@ pub fn evaluate(model: &ResNet, loader: &Loader, device: &Device, parallel: &Par
     }
     parallel.sum_i64(&mut counts)?;
     parallel.sum_f64(&mut loss_sum)?;
-    let [examples, correct] = counts.map(|count| count as u64);
-    Ok(Evaluation { examples, correct, loss: loss_sum[0] / examples.max(1) as f64 })
+    let [examples, correct, stopped] = counts.map(|count| count as u64);
+    let evaluation = Evaluation { examples, correct, loss: loss_sum[0] / examples.max(1) as f64 };
+    Ok((stopped == 0).then_some(evaluation))
 }
 
 /// The number of rows of `logits` whose largest value is at their label.

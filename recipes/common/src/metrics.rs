@@ -176,8 +176,12 @@ pub struct Summary {
     /// Steps that were skipped for an overflow, where gradients are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<u64>,
-    /// Share of test images that the final weights classify correctly, 0 to 1.
-    pub test_accuracy: f64,
+    /// Whether a signal has stopped the run before its end; it can go on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub interrupted: bool,
+    /// Share of test images that the final weights classify correctly, 0 to 1; none where a signal stopped the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test_accuracy: Option<f64>,
     /// Number of test images.
     pub test_examples: u64,
     /// Largest resident memory of rank 0's process, where the system tells.

@@ -4,7 +4,8 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_nccl::ProcessGroup;
 use burn_nccl::amp::{
-    Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, GradScalerState, Precision,
+    Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, GradScalerState, LossScale,
+    Precision,
 };
 use burn_nccl_models::ResNet;
 
@@ -79,6 +80,11 @@ impl MixedPrecision {
             Some(scaler) => scaler.scale(loss),
             None => loss,
         }
+    }
+
+    /// Where the factor of the losses can be read, where they are scaled.
+    pub(crate) fn shared_loss_scale(&self) -> Option<LossScale> {
+        self.scaler.as_ref().map(GradScaler::loss_scale)
     }
 
     /// The factor of the next loss, where losses are scaled.

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use burn_nccl::amp::Precision;
-use burn_nccl::ddp::WireFormat;
 use burn_nccl::launch::NprocPerNode;
 use burn_nccl_datasets::DataSource;
 use burn_nccl_models::{Depth, NormConfig, Stem};
@@ -12,6 +11,7 @@ use clap::{Args, ValueEnum};
 
 use crate::device::DeviceChoice;
 use crate::resume::ResumeChoice;
+use crate::wire::Wire;
 
 /// What every training recipe can be asked. With no option at all it trains on the bundled digits.
 #[derive(Args, Clone, Debug)]
@@ -167,11 +167,24 @@ pub struct DistributedOptions {
     #[arg(long, value_name = "NORM", value_enum, default_value_t, hide_possible_values = true)]
     pub norm: Norm,
 
-    /// Address of rank 0, when the recipe starts the ranks
+    /// Nodes, on each of which the recipe is started with the same options but --node-rank; they need an --out that all of
+    /// them see. Without effect under other launchers, like the next four
+    #[arg(long, value_name = "N", value_parser = at_least_one, default_value_t = 1)]
+    pub nnodes: usize,
+
+    /// Number of this node, from 0
+    #[arg(long, value_name = "R")]
+    pub node_rank: Option<usize>,
+
+    /// How often all ranks are started again after a failure; they go on from the newest checkpoint
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_restarts: usize,
+
+    /// Address of node 0, where rank 0 is
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: String,
 
-    /// Port of the rendezvous, when the recipe starts the ranks [default: a free one]
+    /// Port at which the nodes meet, or the ranks of one node [default: 29500 with several nodes, else a free one]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
 
@@ -179,8 +192,9 @@ pub struct DistributedOptions {
     #[arg(long, value_name = "X", value_parser = positive)]
     pub bucket_mb: Option<f64>,
 
-    /// Element type in which gradients travel: f32, f16 or bf16
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t, hide_possible_values = true)]
+    /// How gradients travel: f32, f16, bf16 or powersgd[:RANK[:START]], which sends approximations of a RANK (1) after START
+    /// steps (100)
+    #[arg(long, value_name = "HOW", default_value_t)]
     pub wire: Wire,
 
     /// Seconds after which a rank that does not answer is an error
@@ -258,38 +272,6 @@ pub enum ProgressChoice {
     Tui,
     /// Nothing.
     None,
-}
-
-/// The element type in which gradients travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Wire {
-    /// As they are.
-    #[default]
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Wire {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    /// The library's name for it.
-    pub fn format(self) -> WireFormat {
-        match self {
-            Self::F32 => WireFormat::Full,
-            Self::F16 => WireFormat::F16,
-            Self::Bf16 => WireFormat::BF16,
-        }
-    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn_nccl::accumulation::GradientAverage;
+use burn_nccl::amp::LossScale;
 use burn_nccl::{DType, DdpConfig, DistributedDataParallel, ProcessGroup, ReduceOp};
 
 use crate::error::{RecipeError, Result};
@@ -67,6 +68,13 @@ impl Parallel {
         match self {
             Self::Alone(_) => None,
             Self::Group(ddp) => Some(ddp.group()),
+        }
+    }
+
+    /// Tells how losses are scaled, where they are.
+    pub fn set_loss_scale(&mut self, loss_scale: Option<LossScale>) {
+        if let (Self::Group(ddp), Some(loss_scale)) = (self, loss_scale) {
+            ddp.set_loss_scale(loss_scale);
         }
     }
 

@@ -118,6 +118,15 @@ impl Recorder {
         self.folder.write_json(SUMMARY, summary)
     }
 
+    /// Saves what there is of a run that a signal has stopped; its weights are in its checkpoint.
+    ///
+    /// # Errors
+    /// Where a file cannot be written.
+    pub fn interrupt(&self, title: &str, summary: &Summary) -> Result<()> {
+        self.folder.write("loss.svg", self.curves.svg(title)?.as_bytes())?;
+        self.folder.write_json(SUMMARY, summary)
+    }
+
     /// The run's folder.
     pub fn folder(&self) -> &RunFolder {
         &self.folder

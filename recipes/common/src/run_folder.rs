@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use burn_nccl_records::write_file;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::error::{RecipeError, Result};
 
@@ -95,9 +96,15 @@ impl RunFolder {
         self.path.join(name)
     }
 
-    /// Whether the run in it has ended: the summary is written last.
-    pub fn has_summary(&self) -> bool {
-        self.file(SUMMARY).exists()
+    /// Whether the run in it has come to its end: the summary is written last, and does not say that a signal stopped the
+    /// run.
+    pub fn has_ended(&self) -> bool {
+        let summary = self.file(SUMMARY);
+        let was_interrupted = || {
+            let summary: Value = serde_json::from_slice(&fs::read(&summary).ok()?).ok()?;
+            summary.get("interrupted")?.as_bool()
+        };
+        summary.exists() && was_interrupted() != Some(true)
     }
 
     /// Removes a file, where there is one.
@@ -185,6 +192,17 @@ mod tests {
         let error = RunFolder::create(&run).unwrap_err();
         assert_eq!((error.cause.as_str(), error.exit_code()), ("it is not empty: it holds config.json", 2));
         assert_eq!(fs::read(run.join("config.json")).unwrap(), b"{}");
+    }
+
+    #[test]
+    fn a_run_that_a_signal_stopped_has_not_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunFolder::existing(folder.path());
+        assert!(!run.has_ended());
+        for (summary, expected) in [("{}", true), (r#"{"interrupted": true}"#, false), ("no JSON", true)] {
+            run.write(SUMMARY, summary.as_bytes()).unwrap();
+            assert_eq!(run.has_ended(), expected, "{summary}");
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     let (parallel, progress) = (Parallel::alone(), display(options.progress, 0));
     let out = resume::run_folder(recipe, options.out.as_deref(), resume.as_ref())?;
     let continues = resume::continues(&out, options, resume.as_ref());
-    Run { recipe, config, device, train, test, parallel, out, progress, started, resume, continues }
-        .train(model)?;
-    Ok(ExitCode::SUCCESS)
+    let run =
+        Run { recipe, config, device, train, test, parallel, out, progress, started, resume, continues };
+    Ok(run.train(model)?.exit_code())
 }

@@ -1,9 +1,11 @@
 //! The training loop, the same for one rank and for many.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::module::Module;
+use burn_nccl::launch::STOPPED_EXIT_CODE;
 use burn_nccl_datasets::Loader;
 use burn_nccl_models::ResNet;
 
@@ -15,6 +17,7 @@ use crate::metrics::Summary;
 use crate::parallel::Parallel;
 use crate::progress::Progress;
 use crate::resume::Resume;
+use crate::stop;
 use crate::trainer::Trainer;
 use crate::weights::pretrained;
 
@@ -44,6 +47,26 @@ pub struct Run {
     pub continues: bool,
 }
 
+/// How a run ended.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum Ended {
+    /// It came to its end. Its summary on rank 0, unless it was a run that had ended before: its results stay as they are.
+    Complete(Option<Box<Summary>>),
+    /// A signal has stopped it, and it can go on.
+    Interrupted,
+}
+
+impl Ended {
+    /// The exit code of the process.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Complete(_) => ExitCode::SUCCESS,
+            Self::Interrupted => ExitCode::from(STOPPED_EXIT_CODE as u8),
+        }
+    }
+}
+
 /// A model with the weights of the checkpoint, those of `--weights`, or those that the seed draws: the same on every
 /// rank.
 ///
@@ -69,34 +92,43 @@ impl Run {
     /// Trains `model`, tests it after each epoch, and leaves the results in the run folder.
     ///
     /// The folder is created when the first step has succeeded, so a run that cannot begin leaves nothing behind.
-    /// Returns the summary on rank 0, unless a run is resumed that has ended: its results stay as they are.
+    /// Unless there are to be no checkpoints, `SIGTERM` and `SIGUSR1` are handled from here on: all ranks end after the same
+    /// step, with a checkpoint, whichever of them got the signal.
     ///
     /// # Errors
     /// Where an image cannot be read, a rank is lost, a file cannot be written, or the loss is not finite; the last
     /// on all ranks, in the same step.
-    pub fn train(self, mut model: ResNet) -> Result<Option<Summary>> {
+    pub fn train(self, mut model: ResNet) -> Result<Ended> {
         let epochs = self.config.epochs;
         let mut trainer = Trainer::new(self, &model)?;
         if trainer.is_complete()? {
-            return Ok(None);
+            return Ok(Ended::Complete(None));
+        }
+        if trainer.has_checkpoints() {
+            stop::watch()?;
         }
         trainer.announce();
         let mut evaluation = None;
         while trainer.epoch_now() <= epochs && !trainer.is_over() {
             let epoch = trainer.epoch_now();
             model = trainer.epoch(model)?;
+            if trainer.is_interrupted() {
+                return trainer.interrupt(model);
+            }
             model = trainer.run.parallel.sync_buffers(model)?;
-            let tested = trainer.test(epoch, &model)?;
+            let Some(tested) = trainer.test(epoch, &model)? else { return trainer.interrupt(model) };
             trainer.save_if_due(&model, &tested)?;
             evaluation = Some(tested);
         }
         // A run that is resumed at its end has nothing left to train.
-        let evaluation = evaluation.map_or_else(|| trainer.test(epochs, &model), Ok)?;
+        let evaluation =
+            evaluation.map_or_else(|| trainer.test(epochs, &model), |tested| Ok(Some(tested)))?;
+        let Some(evaluation) = evaluation else { return trainer.interrupt(model) };
         let is_recorder = trainer.run.parallel.rank() == 0;
         // The results first: they need no checkpoint.
         let summary = is_recorder.then(|| trainer.finish(model, evaluation)).transpose()?;
         trainer.finish_checkpoints()?;
-        Ok(summary)
+        Ok(Ended::Complete(summary.map(Box::new)))
     }
 
     /// Trains until the run is over and keeps nothing.

@@ -8,7 +8,7 @@ use recipe_common::{DistributedOptions, MixedPrecisionOptions, TrainOptions, com
 /// Train a residual network with convolutions in bf16 or f16 and weights in f32, with one process per GPU or several
 /// on the CPU. Without options: ResNet-50 on the bundled handwritten digits in bf16.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = recipe_common::EXIT_CODES)]
 struct Options {
     #[command(flatten)]
     train: TrainOptions,

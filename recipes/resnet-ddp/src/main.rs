@@ -8,7 +8,7 @@ use recipe_common::{DistributedOptions, TrainOptions, command_line, distributed}
 /// Train a residual network with one process per GPU, or several on the CPU. Without options: ResNet-50 on the
 /// bundled handwritten digits, one rank per GPU or two on the CPU.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = recipe_common::EXIT_CODES)]
 struct Options {
     #[command(flatten)]
     train: TrainOptions,

@@ -7,7 +7,7 @@ use recipe_common::{TrainOptions, command_line, single};
 
 /// Train a residual network on one device. Without options: ResNet-50 on the bundled handwritten digits.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = recipe_common::EXIT_CODES)]
 struct Options {
     #[command(flatten)]
     train: TrainOptions,

@@ -1,8 +1,10 @@
 //! The built recipe, run as a user runs it.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -138,4 +140,81 @@ fn peak_address_space_kib(mut child: Child) -> u64 {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     peak
+}
+
+/// Whether the process handles SIGTERM, by its status in `/proc`: bit 14 of the caught signals.
+fn handles_sigterm(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> 14 & 1 == 1)
+}
+
+fn terminate(run: &Child) {
+    assert!(Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap().success());
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(120), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn resnet18(out: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_recipe-resnet-single"));
+    command.args(["--out", out.to_str().unwrap(), "--device", "cpu", "--model", "resnet18"]).args(args);
+    command.args(["--progress", "none"]).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn sigterm_leaves_a_checkpoint_from_which_the_run_comes_to_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, stopped) = (folder.path().join("whole"), folder.path().join("stopped"));
+    let summary = |out: &Path| -> Value {
+        serde_json::from_slice(&fs::read(out.join("summary.json")).unwrap()).unwrap()
+    };
+    let args = ["--max-steps", "30", "--batch-size", "8"];
+    assert!(resnet18(&whole, &args).output().unwrap().status.success());
+    let run = resnet18(&stopped, &args).spawn().unwrap();
+    wait_until("some steps", || {
+        fs::read_to_string(stopped.join("metrics.jsonl")).is_ok_and(|text| text.lines().count() > 2)
+    });
+    terminate(&run);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(75), "{}", String::from_utf8_lossy(&output.stderr));
+    let first = summary(&stopped);
+    assert!(first["interrupted"] == true && first["steps"].as_u64().unwrap() < 30, "{first}");
+    let output = resnet18(&stopped, &["--resume", "auto"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(summary(&stopped)["parameters_sha256"], summary(&whole)["parameters_sha256"]);
+    assert_eq!(summary(&stopped)["resumed_from_step"], first["steps"]);
+}
+
+#[test]
+fn a_second_sigterm_ends_the_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    // Of steps that take many seconds.
+    let args = ["--batch-size", "64", "--image-size", "64", "--stem", "cifar", "--epochs", "9"];
+    let mut run = resnet18(&folder.path().join("run"), &args).spawn().unwrap();
+    wait_until("the handler", || handles_sigterm(run.id()));
+    terminate(&run);
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(run.try_wait().unwrap().is_none(), "the first one ended it");
+    terminate(&run);
+    let start = Instant::now();
+    assert_eq!(run.wait().unwrap().signal(), Some(15));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn without_checkpoints_sigterm_ends_the_run_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut run = resnet18(&out, &["--batch-size", "8", "--checkpoint-epochs", "0"]).spawn().unwrap();
+    wait_until("a step", || out.join("metrics.jsonl").exists());
+    assert!(!handles_sigterm(run.id()));
+    terminate(&run);
+    assert_eq!(run.wait().unwrap().signal(), Some(15));
 }

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 const PATIENCE: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(5);
 /// What a launcher around the tests may have left in the environment.
-const LAUNCH_VARIABLES: [&str; 9] = [
+const LAUNCH_VARIABLES: [&str; 10] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -25,6 +25,7 @@ const LAUNCH_VARIABLES: [&str; 9] = [
     "OMPI_COMM_WORLD_RANK",
     "SLURM_PROCID",
     "BURN_NCCL_ERROR_FILE",
+    "BURN_NCCL_SECRET",
 ];
 
 /// The end of one process.
@@ -136,6 +137,14 @@ pub(crate) fn kill_after(command: Command, delay: Duration) -> End {
     std::thread::sleep(delay);
     let _ = process.child.kill();
     wait(vec![process], None).remove(0)
+}
+
+/// Starts all commands, then does `meanwhile` with their process numbers, and waits for their ends.
+pub(crate) fn run_commands(commands: Vec<Command>, meanwhile: impl FnOnce(&[u32])) -> Vec<End> {
+    let processes: Vec<Process> = commands.into_iter().map(Process::start).collect();
+    let pids: Vec<u32> = processes.iter().map(|process| process.child.id()).collect();
+    meanwhile(&pids);
+    wait(processes, None)
 }
 
 /// Runs `command` to its end.

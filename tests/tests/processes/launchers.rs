@@ -69,3 +69,31 @@ fn open_mpi_can_start_the_ranks() {
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     assert_two_ranks_reduced(&run_command(command));
 }
+
+#[test]
+fn tasks_of_srun_find_each_other_by_its_variables() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let tasks = ["0", "1"].map(|task| {
+        let mut command = test_rank(&Scenario::Reduce);
+        command.envs([
+            ("SLURM_JOB_ID", "4711"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_STEP_NODELIST", "127.0.0.1"),
+        ]);
+        command.envs([("SLURM_PROCID", task), ("SLURM_LOCALID", task), ("SLURM_NODEID", "0")]);
+        command.envs([("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_TASKS_PER_NODE", "2")]);
+        command.env("MASTER_PORT", &port);
+        command
+    });
+    let ends = std::thread::scope(|scope| {
+        let running = tasks.map(|task| scope.spawn(|| run_command(task)));
+        running.map(|task| task.join().unwrap())
+    });
+    for (rank, end) in ends.iter().enumerate() {
+        let report = end.report();
+        assert!(
+            matches!(report, Report::Reduced { rank: r, world_size: 2, sum: 3 } if r == rank),
+            "{end:#?}"
+        );
+    }
+}

@@ -1,10 +1,12 @@
 //! Whole jobs of real processes: each test starts `test-rank` once per rank and compares what the ranks report.
 
 mod checkpoints;
+mod communication;
 mod conformance;
 mod determinism;
 mod faults;
 mod harness;
+mod hosts;
 mod launchers;
 mod learner;
 mod parity;

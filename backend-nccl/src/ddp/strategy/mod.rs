@@ -14,7 +14,7 @@ use burn::train::{
     TrainingStrategy, ValidLoader,
 };
 
-use super::{DdpConfig, DistributedDataParallel};
+use super::{CommunicationHook, DdpConfig, DistributedDataParallel};
 use crate::amp::{Autocast, GradScaler, Precision};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
@@ -47,12 +47,17 @@ pub struct DdpStrategy {
     config: DdpConfig,
     autocast: Autocast,
     scaler: Option<Arc<Mutex<GradScaler>>>,
+    hook: Option<NewHook>,
 }
+
+/// Makes a communication hook for one training.
+type NewHook = Arc<dyn Fn() -> Box<dyn CommunicationHook> + Send + Sync>;
 
 impl DdpStrategy {
     /// A strategy for the ranks of `group`.
     pub fn new(group: &ProcessGroup, config: DdpConfig) -> Self {
-        Self { group: group.clone(), config, autocast: Autocast::new(Precision::F32), scaler: None }
+        let (group, autocast) = (group.clone(), Autocast::new(Precision::F32));
+        Self { group, config, autocast, scaler: None, hook: None }
     }
 
     /// Runs each training step on the half copy of the model that `autocast` makes; validation stays in f32. The step
@@ -75,6 +80,30 @@ impl DdpStrategy {
     pub fn with_grad_scaler(self, scaler: Arc<Mutex<GradScaler>>) -> Self {
         scaler.lock().unwrap_or_else(PoisonError::into_inner).set_group(&self.group);
         Self { scaler: Some(scaler), ..self }
+    }
+
+    /// Averages gradients by a hook of your own, which `new_hook` makes when training starts. See
+    /// [`DistributedDataParallel::with_communication_hook`].
+    #[must_use]
+    pub fn with_communication_hook(
+        self,
+        new_hook: impl Fn() -> Box<dyn CommunicationHook> + Send + Sync + 'static,
+    ) -> Self {
+        Self { hook: Some(Arc::new(new_hook)), ..self }
+    }
+
+    /// The wrapped model.
+    fn wrap<M: LearnerModel>(&self, model: M) -> Result<(DistributedDataParallel, M)> {
+        let (mut ddp, model) = match &self.hook {
+            None => DistributedDataParallel::new(model, &self.group, &self.config)?,
+            Some(hook) => {
+                DistributedDataParallel::with_communication_hook(model, &self.group, &self.config, hook())?
+            }
+        };
+        if let Some(scaler) = &self.scaler {
+            ddp.set_loss_scale(scaler.lock().unwrap_or_else(PoisonError::into_inner).loss_scale());
+        }
+        Ok((ddp, model))
     }
 
     /// Makes `training` run with this strategy. Call it last: on ranks other than 0 it replaces the renderer and the
@@ -126,7 +155,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for DdpStrategy {
         let outcome = (|| {
             self.autocast.check(&learner.model(), &device)?;
             self.autocast.check_ranks(&self.group)?;
-            let (mut ddp, model) = DistributedDataParallel::new(learner.model(), &self.group, &self.config)?;
+            let (mut ddp, model) = self.wrap(learner.model())?;
             // The learner keeps its own module and takes values only, so its layers are connected here.
             sync_batch_norm::connecting(&self.group, || learner.load_model(model.into_record()));
             for epoch in starting_epoch..=components.num_epochs {

@@ -73,7 +73,8 @@ struct State {
 }
 
 impl Control {
-    /// Takes over a connection to each other rank and starts to read them.
+    /// Takes over a connection to each other rank and starts to read them. A rank is lost when its connection ends, or
+    /// when its host has not answered for `host_timeout`.
     ///
     /// # Errors
     ///
@@ -82,11 +83,12 @@ impl Control {
         rank: usize,
         world_size: usize,
         connections: Vec<(usize, TcpStream)>,
+        host_timeout: Duration,
     ) -> Result<Self, Failure> {
         let refused = |action: &str, detail: String| Failure::System { rank, action: action.into(), detail };
         let mut links = Vec::with_capacity(connections.len());
         for (peer, stream) in connections {
-            let link = Link::new(peer, stream)
+            let link = Link::new(peer, stream, host_timeout)
                 .map_err(|error| refused("prepare its control connections", error.to_string()))?;
             links.push(link);
         }

@@ -54,7 +54,7 @@ pub(super) fn run(
     collective: Collective<'_>,
 ) -> Result<(), Failure> {
     let shape = Shape::new(&collective, among.len());
-    let (signature, tag) = (collective.signature(call.sequence), tag(among));
+    let (signature, tag) = (call.signatures(&collective, among).0, tag(among));
     let buffers = Buffers::of(collective, &shape, among.own());
     let members = shm.indices(among);
     let others: Vec<usize> = members.iter().copied().filter(|member| *member != shm.own).collect();

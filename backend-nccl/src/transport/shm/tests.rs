@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    group::DEFAULT_HOST_TIMEOUT,
     transport::{DType, Incoming, OpKind, Outgoing, Patience, ReduceOp},
 };
 
@@ -49,7 +50,8 @@ pub(super) fn group(world_size: usize) -> Vec<Rank> {
                 let ranks = &ranks;
                 scope.spawn(move || {
                     connections.sort_by_key(|(peer, _)| *peer);
-                    let control = Control::start(rank, world_size, connections).unwrap();
+                    let control =
+                        Control::start(rank, world_size, connections, DEFAULT_HOST_TIMEOUT).unwrap();
                     let shm = connect(&control, ranks, Deadline::after(LIMIT)).unwrap().unwrap();
                     let all = Members::all(rank, world_size);
                     Rank { control, shm, all, sequence: 0, patience: Patience::Waiting, limit: LIMIT }
@@ -78,7 +80,8 @@ impl Rank {
     fn try_among(&mut self, among: &Members, collective: Collective<'_>) -> Result<(), Failure> {
         self.sequence += 1;
         let deadline = Deadline::after(self.limit);
-        let call = Call { sequence: self.sequence, deadline, check: true, patience: self.patience };
+        let call =
+            Call { sequence: self.sequence, deadline, check: true, patience: self.patience, part_of: None };
         let result = self.shm.run(&self.control, among, call, collective);
         match result {
             Ok(()) => {
@@ -412,6 +415,7 @@ fn a_shutdown_ends_a_wait_on_another_thread() {
                 deadline: Deadline::after(LIMIT),
                 check: true,
                 patience: Patience::Background,
+                part_of: None,
             };
             rank.shm.run(&rank.control, &rank.all, call, Collective::Barrier)
         });

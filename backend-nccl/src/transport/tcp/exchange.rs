@@ -12,15 +12,13 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{
-    Peer, Tcp,
-    lane::{Buffers, Lane},
-};
+use super::{Peer, Tcp, lane::Lane};
 use crate::{
     deadline::Deadline,
     failure::Failure,
     transport::{
         Call, Collective, DType, ReduceOp, Signature,
+        buffers::Buffers,
         control::Control,
         frame::HEADER_BYTES,
         members::Members,
@@ -83,7 +81,7 @@ impl<'a> Exchange<'a> {
         let place = among.own();
         let plan = Plan::new(&collective, place, among.len());
         let is_common = collective.is_common();
-        let (announced, expected) = signatures(&collective, call.sequence, among);
+        let (announced, expected) = call.signatures(&collective, among);
         let own = plan.own(place);
         let reduction = announced.op.map(|op| (announced.dtype, op));
         let mut ready = 0;
@@ -318,10 +316,7 @@ impl<'a> Exchange<'a> {
         loop {
             // A local abort ends the connections as well, and it knows the reason.
             if let Some(failure) = control.failure().or_else(|| control.obstacle(rank, u64::MAX)) {
-                return match failure {
-                    Failure::PeerLost { rank, .. } => Failure::PeerLost { rank, detail: detail.to_owned() },
-                    failure => failure,
-                };
+                return failure;
             }
             if grace.expired() {
                 return Failure::PeerLost { rank, detail: detail.to_owned() };
@@ -436,16 +431,6 @@ impl<'a> Exchange<'a> {
             limit: self.call.deadline.limit(),
         }
     }
-}
-
-/// What this rank announces and what it expects to hear.
-fn signatures(collective: &Collective<'_>, sequence: u64, among: &Members) -> (Signature, Signature) {
-    let common = collective.signature(sequence);
-    let Collective::Exchange { send, receive, dtype } = collective else { return (common, common) };
-    let own = among.own();
-    let announced = send.as_ref().map_or(common, |message| message.signature(*dtype, own));
-    let expected = receive.as_ref().map_or(common, |message| message.signature(*dtype));
-    (announced, expected)
 }
 
 fn grow(scratch: &mut Vec<u8>, bytes: usize) {

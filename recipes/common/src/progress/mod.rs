@@ -82,10 +82,14 @@ impl Progress for Silent {
 
 /// The line that ends a run.
 fn closing_line(summary: &Summary, folder: &Path) -> String {
+    let tested = match summary.test_accuracy {
+        Some(accuracy) => {
+            format!("test accuracy {:.2}% on {} images", accuracy * 100.0, summary.test_examples)
+        }
+        None => format!("stopped after step {}", summary.steps),
+    };
     format!(
-        "test accuracy {:.2}% on {} images, {:.0} images/s, {:.0} s; results in {}",
-        summary.test_accuracy * 100.0,
-        summary.test_examples,
+        "{tested}, {:.0} images/s, {:.0} s; results in {}",
         summary.images_per_second,
         summary.seconds_total,
         folder.display()

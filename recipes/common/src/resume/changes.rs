@@ -4,6 +4,7 @@ use burn_nccl_records::checkpoint::{SamplerState, TrainingState};
 use serde_json::Value;
 
 use crate::config::RunConfig;
+use crate::wire::Wire;
 
 /// The key of the state's extras under which [`Position::schedule_offset`] is.
 pub(crate) const SCHEDULE_OFFSET: &str = "schedule_offset";
@@ -132,6 +133,17 @@ pub(super) fn keep_global_batch(
         "{change}: the global batch stays {global_batch}, with {} images a rank x {} accumulated",
         config.batch_size, config.accumulate
     ))
+}
+
+/// What a way to send gradients had kept, which is each rank's own and as large as the model, and no checkpoint holds.
+pub(super) fn begun_anew(wire: Wire) -> Option<String> {
+    match wire {
+        Wire::F32 | Wire::F16 | Wire::Bf16 => None,
+        Wire::PowerSgd { start, .. } => Some(format!(
+            "--wire {wire} begins anew: gradients are sent whole for {start} steps, and what approximations left out before \
+             is lost"
+        )),
+    }
 }
 
 /// The options that are not what the checkpoint's run had, `--lr 0.1, now 0.05`. Of an option that one of the two recipes

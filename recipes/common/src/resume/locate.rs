@@ -49,6 +49,14 @@ fn named(folder: &Path) -> Result<PathBuf> {
     })
 }
 
+/// The newest complete checkpoint of a run, where it has one.
+///
+/// # Errors
+/// Where its folder cannot be read.
+pub(crate) fn newest_of(run: &Path) -> Result<Option<PathBuf>> {
+    newest(&run.join(CHECKPOINT_FOLDER))
+}
+
 /// The newest complete checkpoint of a folder of many; says which ones are passed over.
 fn newest(folder: &Path) -> Result<Option<PathBuf>> {
     if !folder.is_dir() {

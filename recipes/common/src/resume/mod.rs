@@ -19,7 +19,7 @@ use crate::run_folder::RunFolder;
 
 pub(crate) use changes::{Position, SCHEDULE_OFFSET, SKIPPED_STEPS, skipped_steps};
 pub use choice::ResumeChoice;
-pub(crate) use locate::{CHECKPOINT_FOLDER, locate};
+pub(crate) use locate::{CHECKPOINT_FOLDER, locate, newest_of};
 
 /// A verified checkpoint and the run it belongs to.
 pub struct Resume {
@@ -117,6 +117,9 @@ impl Resume {
         let mut notes: Vec<String> =
             changes::keep_global_batch(config, &self.sampler, world_size).into_iter().collect();
         notes.extend(changes::changed_options(before, &now));
+        notes.extend(
+            config.distributed.as_ref().and_then(|distributed| changes::begun_anew(distributed.wire)),
+        );
         Ok(notes)
     }
 
@@ -224,7 +227,7 @@ pub(crate) fn continues(out: &Path, options: &TrainOptions, resume: Option<&Resu
 
 /// Whether a run began in `out` and did not end. One that ended without checkpoints is not begun again over its results.
 fn is_interrupted(out: &Path) -> bool {
-    out.join("config.json").exists() && !RunFolder::existing(out).has_summary()
+    out.join("config.json").exists() && !RunFolder::existing(out).has_ended()
 }
 
 /// Makes sure that `out` holds no other run than the one that goes on, and that nothing of that one is lost.

@@ -22,6 +22,7 @@ impl Trainer {
         self.mixed_precision.resume(state.scaler.as_ref(), skipped_steps(state))?;
         self.last_loss = state.extra.get(LAST_LOSS).and_then(Value::as_f64).unwrap_or(f64::NAN);
         self.resumed_from = Some(self.at.steps);
+        self.saved_at = self.run.continues.then_some(self.at.steps);
         self.resumed = Some(Resumed {
             step: self.at.steps,
             curves: serde_json::from_value::<Curves>(state.history.clone()).unwrap_or_default(),
@@ -51,10 +52,16 @@ impl Trainer {
         Ok(())
     }
 
+    /// Whether the run has checkpoints.
+    pub(crate) fn has_checkpoints(&self) -> bool {
+        self.checkpoints.are_wanted()
+    }
+
     /// Writes a checkpoint of `model`, which has taken `self.at.steps` steps.
     pub(super) fn save(&mut self, model: &ResNet, evaluation: Option<&Evaluation>) -> Result<()> {
         // A loss that is not finite ends the run before such weights are kept.
         self.complete_last()?;
+        self.saved_at = Some(self.at.steps);
         let state = self.training_state(evaluation)?;
         let group = self.run.parallel.group();
         self.checkpoints.save(model, &self.optimizer, state, &self.run.out, group)

@@ -1,6 +1,7 @@
 //! The steps of the training loop, and what is kept from one to the next.
 
 mod checkpoint;
+mod results;
 
 use std::time::Instant;
 
@@ -18,15 +19,15 @@ use crate::batch_statistics::{check_statistics, small_batch_warning};
 use crate::checkpoints::Checkpoints;
 use crate::error::{ErrorKind, RecipeError, Result};
 use crate::evaluate::{evaluate, scalar};
-use crate::metrics::{Evaluation, StepBreakdown, StepRecord, StepTimes, Summary, peak_memory_bytes};
+use crate::metrics::{Evaluation, StepBreakdown, StepRecord, StepTimes};
 use crate::mixed_precision::MixedPrecision;
 use crate::optimizer::sgd;
-use crate::parameters::parameters_sha256;
 use crate::progress::Plan;
 use crate::recorder::{Recorder, Resumed};
 use crate::resume::Position;
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
+use crate::stop;
 use crate::train::Run;
 
 /// A run and what has come of it so far.
@@ -47,6 +48,10 @@ pub(crate) struct Trainer {
     last_loss: f64,
     times: StepTimes,
     stop: bool,
+    /// Whether a signal has asked one of the ranks to stop.
+    interrupted: bool,
+    /// The step of the last checkpoint.
+    saved_at: Option<usize>,
     /// Whether rank 0 writes files.
     pub(crate) records: bool,
     recorder: Option<Recorder>,
@@ -103,6 +108,7 @@ impl Trainer {
         let smoothing = (config.label_smoothing > 0.0).then_some(config.label_smoothing as f32);
         let mixed_precision =
             MixedPrecision::new(config.mixed_precision.as_ref(), model, &run.device, run.parallel.group())?;
+        run.parallel.set_loss_scale(mixed_precision.shared_loss_scale());
         let mut trainer = Self {
             mixed_precision,
             criterion: CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&run.device.device),
@@ -117,6 +123,8 @@ impl Trainer {
             last_loss: f64::NAN,
             times: StepTimes::default(),
             stop: false,
+            interrupted: false,
+            saved_at: None,
             records: true,
             recorder: None,
             resumed: None,
@@ -165,8 +173,13 @@ impl Trainer {
         self.run.progress.start(&plan);
     }
 
+    /// Whether a signal has ended the run.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
     pub(crate) fn is_over(&self) -> bool {
-        self.stop || self.at.steps >= self.last_step
+        self.stop || self.interrupted || self.at.steps >= self.last_step
     }
 
     /// Whether this run goes on with one that has ended, and has nothing to add to it: on all ranks, as rank 0 finds it.
@@ -176,7 +189,7 @@ impl Trainer {
             return Ok(false);
         }
         let is_recorder = self.run.parallel.rank() == 0;
-        let mut complete = [i64::from(is_recorder && RunFolder::existing(&self.run.out).has_summary())];
+        let mut complete = [i64::from(is_recorder && RunFolder::existing(&self.run.out).has_ended())];
         self.run.parallel.sum_i64(&mut complete)?;
         if is_recorder && complete[0] > 0 {
             log::warn!(
@@ -300,7 +313,8 @@ impl Trainer {
     fn complete(&mut self, step: InFlight) -> Result<()> {
         let InFlight { mut record, losses } = step;
         let wants_stop = f64::from(u8::from(self.run.progress.stop_requested()));
-        let mut sums = [0.0, wants_stop];
+        // It travels with the loss, so that agreeing on it costs nothing.
+        let mut sums = [0.0, wants_stop, f64::from(u8::from(stop::is_requested()))];
         let window = losses.len() as f64;
         for loss in losses {
             sums[0] += scalar::<f64>(loss.try_into_data())? / window;
@@ -309,6 +323,7 @@ impl Trainer {
         // All ranks see the same sums, so they stop, and fail, in the same step.
         record.loss = sums[0] / self.run.parallel.world_size() as f64;
         self.stop |= sums[1] > 0.0;
+        self.interrupted |= sums[2] > 0.0;
         if record.loss.is_finite() {
             self.last_loss = record.loss;
         } else if record.skipped != Some(true) {
@@ -333,10 +348,11 @@ impl Trainer {
         RecipeError { kind, ..error }
     }
 
-    /// Classifies the test images.
-    pub(crate) fn test(&mut self, epoch: usize, model: &ResNet) -> Result<Evaluation> {
+    /// Classifies the test images, unless a signal ends the run.
+    pub(crate) fn test(&mut self, epoch: usize, model: &ResNet) -> Result<Option<Evaluation>> {
         let evaluation =
             evaluate(&model.valid(), &self.run.test, &self.run.device.device, &self.run.parallel)?;
+        let Some(evaluation) = evaluation else { return Ok(None) };
         let step = self.at.steps;
         if !evaluation.loss.is_finite() {
             let why = format!("the test loss is {}", evaluation.loss);
@@ -346,66 +362,7 @@ impl Trainer {
             self.recorder()?.evaluation(step, &evaluation)?;
         }
         self.run.progress.evaluation(epoch, &evaluation);
-        Ok(evaluation)
-    }
-
-    /// Rank 0's records, started by the first call.
-    fn recorder(&mut self) -> Result<&mut Recorder> {
-        let recorder = match self.recorder.take() {
-            Some(recorder) => recorder,
-            None => self.new_recorder()?,
-        };
-        Ok(self.recorder.insert(recorder))
-    }
-
-    fn new_recorder(&mut self) -> Result<Recorder> {
-        let (out, config) = (&self.run.out, &self.run.config);
-        let folder = if self.run.continues { RunFolder::existing(out) } else { RunFolder::create(out)? };
-        match self.resumed.take() {
-            None => Recorder::create(folder, config),
-            Some(resumed) => Recorder::resume(folder, config, resumed),
-        }
-    }
-
-    /// Saves the results.
-    pub(crate) fn finish(&mut self, model: ResNet, evaluation: Evaluation) -> Result<Summary> {
-        let model = model.valid();
-        let title = format!("{}: {:.2}% test accuracy", self.title(), evaluation.accuracy() * 100.0);
-        let run = &self.run;
-        let summary = Summary {
-            recipe: run.recipe.into(),
-            backend: run.device.backend.into(),
-            device: run.device.name.clone(),
-            world_size: run.parallel.world_size(),
-            model: run.config.model.to_string(),
-            precision: self.mixed_precision.precision().to_string(),
-            norm: run.config.norm().name(),
-            batch_size: run.config.batch_size,
-            accumulate: run.config.accumulate,
-            global_batch_size: run.config.global_batch_size(run.parallel.world_size()),
-            parameters: model.parameters_count(),
-            steps: self.at.steps,
-            resumed_from_step: self.resumed_from,
-            checkpoint_pause_seconds: self.checkpoints.longest_pause(),
-            epochs: self.at.epochs,
-            images_per_second: self.times.images_per_second(),
-            step_seconds_median: self.times.median(),
-            train_loss_final: self.last_loss,
-            loss_scale_final: self.mixed_precision.loss_scale(),
-            skipped_steps: self.mixed_precision.skipped_steps(),
-            test_accuracy: evaluation.accuracy(),
-            test_examples: evaluation.examples,
-            peak_memory_bytes: peak_memory_bytes(),
-            parameters_sha256: parameters_sha256(&model),
-            seconds_total: run.started.elapsed().as_secs_f64(),
-            step_breakdown: self.times.mean_breakdown(),
-        };
-        let config = self.run.config.model(self.run.train.dataset().num_classes());
-        let recorder = self.recorder()?;
-        recorder.finish(&config, &model, &title, &summary)?;
-        let folder = recorder.folder().path().to_path_buf();
-        self.run.progress.finish(&summary, &folder);
-        Ok(summary)
+        Ok(Some(evaluation))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The built recipe, run as a user runs it: two ranks on this machine.
 
+mod elastic;
 mod resume;
 
 use std::fs;

@@ -353,3 +353,15 @@ fn without_checkpoints_there_is_no_folder_for_them() {
     let names: Vec<PathBuf> = place.written();
     assert!(names.iter().any(|name| name.ends_with("model.bpk")));
 }
+
+#[test]
+fn approximated_gradients_train_and_begin_anew_in_a_resumed_run_which_says_so() {
+    let place = Place::new();
+    let output = place.run(&["--max-steps", "3", "--batch-size", "8", "--wire", "powersgd:2:1"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(place.json("config.json")["wire"], "powersgd:2:1");
+    let output = place.run(&["--resume", "auto", "--max-steps", "4"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(steps(&place.out), [1, 2, 3, 4]);
+    assert!(stderr(&output).contains("--wire powersgd:2:1 begins anew"), "{}", stderr(&output));
+}

@@ -1,0 +1,129 @@
+//! Several collectives at one place of the order.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::{ProcessGroup, Work, check, core::Core, order::Operation};
+use crate::{
+    Error, Result,
+    transport::{Collective, DType, OpKind, Patience, ReduceOp},
+};
+
+/// Places in the order of a group's collectives, taken by [`ProcessGroup::reserve_async`] for collectives of which one
+/// depends on the result of another.
+///
+/// No other collective of the group runs in between, so that a second one has the same place on every rank though it is
+/// called only when the first has ended. Every rank must run the same number of them; places that none of them uses
+/// are passed over.
+#[derive(Debug)]
+pub struct Reserved<'a> {
+    core: &'a Core,
+    next: u64,
+    end: u64,
+    places: u64,
+}
+
+impl Reserved<'_> {
+    /// This process's number in the group.
+    pub fn rank(&self) -> usize {
+        self.core.rank
+    }
+
+    /// How many ranks the group has.
+    pub fn world_size(&self) -> usize {
+        self.core.world_size
+    }
+
+    /// As [`ProcessGroup::all_reduce`].
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`Error::ReservedPlaces`] when all places have been used; so do the others.
+    pub fn all_reduce(&mut self, buffer: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        check::reduction(op, dtype)?;
+        check::whole(OpKind::AllReduce, buffer.len(), dtype)?;
+        self.run(Collective::AllReduce { buffer, dtype, op })
+    }
+
+    /// As [`ProcessGroup::all_gather`].
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn all_gather(&mut self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
+        check::whole(OpKind::AllGather, send.len(), dtype)?;
+        self.core.check_parts(OpKind::AllGather, "recv", recv.len(), send.len())?;
+        self.run(Collective::AllGather { send, recv, dtype })
+    }
+
+    /// As [`ProcessGroup::reduce_scatter`].
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn reduce_scatter(&mut self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
+        check::reduction(op, dtype)?;
+        check::whole(OpKind::ReduceScatter, recv.len(), dtype)?;
+        self.core.check_parts(OpKind::ReduceScatter, "send", send.len(), recv.len())?;
+        self.run(Collective::ReduceScatter { send, recv, dtype, op })
+    }
+
+    /// As [`ProcessGroup::broadcast`].
+    ///
+    /// # Errors
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn broadcast(&mut self, buffer: &mut [u8], dtype: DType, root: usize) -> Result<()> {
+        check::whole(OpKind::Broadcast, buffer.len(), dtype)?;
+        self.core.check_root(OpKind::Broadcast, root)?;
+        self.run(Collective::Broadcast { buffer, dtype, root })
+    }
+
+    fn run(&mut self, collective: Collective<'_>) -> Result<()> {
+        if self.next == self.end {
+            return Err(Error::ReservedPlaces { places: self.places });
+        }
+        let sequence = self.next;
+        self.next += 1;
+        self.core.execute(sequence, collective, Patience::Background)
+    }
+}
+
+impl ProcessGroup {
+    /// Runs `job` on the communication thread, at `places` successive places in the order of collectives that are taken
+    /// now. Between its collectives the job computes, and nothing else of the group runs meanwhile.
+    ///
+    /// An error or a panic of the job ends the group: the other ranks wait for what it leaves out.
+    ///
+    /// # Errors
+    ///
+    /// All from [`Work::wait`]: what `job` returns, and [`Error::CommunicationThread`] where it panicked.
+    pub fn reserve_async<T: Send + 'static>(
+        &self,
+        places: u64,
+        job: impl FnOnce(&mut Reserved<'_>) -> Result<T> + Send + 'static,
+    ) -> Work<T> {
+        self.start(Ok(()), Operation::Collectives(places), move |core, ticket| {
+            run(core, ticket.sequence, places, job)
+        })
+    }
+}
+
+/// Runs a job and ends the group where it fails for a reason of its own.
+fn run<T>(
+    core: &Core,
+    first: u64,
+    places: u64,
+    job: impl FnOnce(&mut Reserved<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut reserved = Reserved { core, next: first, end: first + places, places };
+    let result = catch_unwind(AssertUnwindSafe(|| job(&mut reserved))).unwrap_or_else(|_| {
+        let reason = "a job on it panicked, read the log for the message".into();
+        Err(Error::CommunicationThread { reason })
+    });
+    if let Err(error) = &result
+        && error.failure().is_none()
+    {
+        core.abort(&error.to_string());
+    }
+    result
+}

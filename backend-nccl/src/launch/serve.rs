@@ -1,0 +1,255 @@
+use super::{
+    admission::{Stage, Stranger, refuse},
+    coordinator::{Command, Coordinator},
+    error::LaunchError,
+    link::{heartbeat_interval, no_sign_of_life},
+    members::Newcomer,
+    protocol::{Answer, Hello, MAX_MESSAGE_BYTES, News, Order},
+    report::seconds_since_epoch,
+    secret::Secret,
+    wire::Wire,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::{
+    collections::VecDeque,
+    io::{self, ErrorKind},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
+    os::fd::AsFd,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Connections that have not proved themselves; with more than these the oldest has to go, so that a flood of strangers
+/// cannot keep out who comes after it.
+const MAX_STRANGERS: usize = 64;
+
+/// Connections that are taken in one turn, so that a flood does not keep the nodes waiting.
+const MAX_ACCEPTED: usize = 16;
+
+/// Time that nodes have to read the end of the job.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The longest pause between two looks at the clocks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Listens where the other nodes look for node 0: at this address if it is one of this host's, else at all of them,
+/// since a cluster may know the host by an address that it does not have itself, or by a name that leads to loopback on
+/// the host alone.
+pub(super) fn listen(address: &str, port: u16) -> Result<Socket, LaunchError> {
+    let refused = |source| LaunchError::Port { port, source };
+    let resolved = (address, port).to_socket_addrs().ok().and_then(|mut found| found.next());
+    let is_literal = address == "localhost" || address.parse::<IpAddr>().is_ok();
+    let own = resolved.filter(|resolved| is_literal || !resolved.ip().is_loopback());
+    match own.map(bind) {
+        Some(Err(error)) if error.kind() != ErrorKind::AddrNotAvailable => Err(refused(error)),
+        Some(Ok(socket)) => Ok(socket),
+        _ => listen_everywhere(port).map_err(refused),
+    }
+}
+
+/// Listens at the addresses of both families, where the host has both.
+fn listen_everywhere(port: u16) -> io::Result<Socket> {
+    match bind((Ipv6Addr::UNSPECIFIED, port).into()) {
+        Err(error) if !matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied) => {
+            bind((Ipv4Addr::UNSPECIFIED, port).into())
+        }
+        bound => bound,
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // The connections of a job that has ended must not keep the next one from the port.
+    socket.set_reuse_address(true)?;
+    if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(128)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// A connected node.
+struct Node {
+    wire: Wire,
+    heard_at: Instant,
+}
+
+/// Serves the coordinator to the nodes of a job, on a thread of node 0's launcher.
+pub(super) struct Server {
+    coordinator: Coordinator,
+    listener: Socket,
+    secret: Option<Secret>,
+    silence: Duration,
+    nodes: Vec<Option<Node>>,
+    strangers: VecDeque<Stranger>,
+    beaten_at: Instant,
+}
+
+impl Server {
+    /// Starts to serve; `own` is the connection of this host's launcher, which is admitted. The thread returns the error of
+    /// this host that ended the job, where one did.
+    pub(super) fn start(
+        mut coordinator: Coordinator,
+        (nnodes, silence): (usize, Duration),
+        listener: Socket,
+        secret: Option<Secret>,
+        own: (Wire, Newcomer),
+    ) -> Result<JoinHandle<Option<LaunchError>>, LaunchError> {
+        let now = Instant::now();
+        let commands = coordinator.join(0, nnodes, own.1).unwrap_or_default();
+        let mut nodes: Vec<_> = (0..nnodes).map(|_| None).collect();
+        nodes[0] = Some(Node { wire: own.0, heard_at: now });
+        let strangers = VecDeque::new();
+        let mut server = Self { coordinator, listener, secret, silence, nodes, strangers, beaten_at: now };
+        thread::Builder::new()
+            .name("launch-coordinator".to_owned())
+            .spawn(move || {
+                server.act(commands);
+                server.serve();
+                server.part();
+                server.coordinator.take_error()
+            })
+            .map_err(LaunchError::system("start the coordinator"))
+    }
+
+    fn serve(&mut self) {
+        while !self.coordinator.is_finished() {
+            self.wait(self.next_look());
+            // Who has gone first, so that a node which comes back finds its place free.
+            for node in 0..self.nodes.len() {
+                self.read(node);
+            }
+            self.accept();
+            self.meet();
+            let commands = self.coordinator.tick(Instant::now());
+            self.act(commands);
+            self.beat();
+        }
+    }
+
+    /// When something is to be done at the latest.
+    fn next_look(&self) -> Duration {
+        let tick = self.coordinator.next_tick();
+        let left = tick.map(|at| at.saturating_duration_since(Instant::now()));
+        left.unwrap_or(LOOK_INTERVAL).min(LOOK_INTERVAL).min(heartbeat_interval(self.silence))
+    }
+
+    fn wait(&self, limit: Duration) {
+        let nodes = self.nodes.iter().flatten().map(|node| node.wire.as_fd());
+        let strangers = self.strangers.iter().map(Stranger::fd);
+        let fds = [self.listener.as_fd()].into_iter().chain(nodes).chain(strangers);
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let limit = limit + Duration::from_millis(1);
+        // An error is an interruption; the reads that follow do not wait.
+        let _ = poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
+    }
+
+    fn read(&mut self, number: usize) {
+        let Some(node) = &mut self.nodes[number] else { return };
+        if node.wire.fill() {
+            node.heard_at = Instant::now();
+        }
+        let mut news = Vec::new();
+        while let Some(heard) = node.wire.take::<News>() {
+            news.push(heard);
+        }
+        let silent = node.heard_at.elapsed();
+        let lost = match node.wire.closed() {
+            Some(why) => Some(why.to_owned()),
+            None => (silent > self.silence).then(|| no_sign_of_life(silent)),
+        };
+        let at = seconds_since_epoch();
+        for heard in news {
+            let commands = self.coordinator.hear(number, heard, at, Instant::now());
+            self.act(commands);
+        }
+        if let Some(why) = lost {
+            self.nodes[number] = None;
+            let commands = self.coordinator.lose(number, &why, at, Instant::now());
+            self.act(commands);
+        }
+    }
+
+    /// Takes new connections.
+    fn accept(&mut self) {
+        for _ in 0..MAX_ACCEPTED {
+            // Nobody more, or no descriptor left: the strangers that hold them go in time.
+            let Ok((socket, _)) = self.listener.accept() else { return };
+            #[cfg(target_os = "linux")]
+            let _ = socket.set_tcp_user_timeout(Some(self.silence));
+            let Ok(stranger) = Stranger::new(socket, Instant::now()) else { continue };
+            if self.strangers.len() == MAX_STRANGERS {
+                self.strangers.pop_front();
+            }
+            self.strangers.push_back(stranger);
+        }
+    }
+
+    /// Reads what strangers say, and admits those who belong to the job.
+    fn meet(&mut self) {
+        for stranger in std::mem::take(&mut self.strangers) {
+            match stranger.advance(self.secret.as_ref(), Instant::now()) {
+                Stage::Stranger(stranger) => self.strangers.push_back(stranger),
+                Stage::Proved(wire, hello) => self.admit(wire, hello),
+                Stage::Gone => {}
+            }
+        }
+    }
+
+    fn admit(&mut self, mut wire: Wire, hello: Hello) {
+        let newcomer = Newcomer { host: hello.host, nproc: hello.nproc };
+        match self.coordinator.join(hello.node, hello.nnodes, newcomer) {
+            Err(reason) => drop(refuse(&wire, reason)),
+            Ok(commands) => {
+                wire.allow(MAX_MESSAGE_BYTES);
+                // A node that cannot be told is found to be lost when it is read.
+                let _ = wire.send(&Answer::Welcome);
+                self.nodes[hello.node] = Some(Node { wire, heard_at: Instant::now() });
+                self.act(commands);
+            }
+        }
+    }
+
+    fn act(&mut self, commands: Vec<Command>) {
+        for (node, order) in commands {
+            if let Some(node) = &self.nodes[node] {
+                let _ = node.wire.send(&order);
+            }
+        }
+    }
+
+    /// Gives all nodes a sign of life in time.
+    fn beat(&mut self) {
+        if self.beaten_at.elapsed() >= heartbeat_interval(self.silence) {
+            self.beaten_at = Instant::now();
+            for node in self.nodes.iter().flatten() {
+                let _ = node.wire.send(&Order::Heartbeat);
+            }
+        }
+    }
+
+    /// Lets all nodes read their last order: closing a connection at once could take it from them.
+    fn part(&mut self) {
+        let until = Instant::now() + FAREWELL;
+        self.strangers.clear();
+        self.nodes.iter().flatten().for_each(|node| node.wire.shutdown());
+        while self.nodes.iter().any(Option::is_some) && Instant::now() < until {
+            self.wait(until.saturating_duration_since(Instant::now()).min(LOOK_INTERVAL));
+            // Nobody is taken any more.
+            while self.listener.accept().is_ok() {}
+            for node in &mut self.nodes {
+                let has_left = |node: &mut Node| {
+                    node.wire.fill();
+                    while node.wire.take::<News>().is_some() {}
+                    node.wire.closed().is_some()
+                };
+                if node.as_mut().is_some_and(has_left) {
+                    *node = None;
+                }
+            }
+        }
+    }
+}
