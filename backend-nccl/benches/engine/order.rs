@@ -141,3 +141,34 @@ impl FromStr for Measured {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_and_answers_read_back_as_they_were_written() {
+        let orders = Variant::ALL.map(|variant| Order::all_reduce(variant, 26_000_000));
+        for order in orders.into_iter().chain([Order::triad()]) {
+            assert_eq!(order.to_string().parse::<Order>().unwrap(), order);
+        }
+        let measured = Measured { seconds: vec![0.1, 1.0 / 3.0], cpu_seconds: 1e-7 };
+        assert_eq!(measured.to_string().parse::<Measured>().unwrap(), measured);
+    }
+
+    #[test]
+    fn what_is_no_order_or_no_answer_is_an_error() {
+        for text in ["", "all-reduce tcp 4 1", "all-reduce udp 4 1 1", "triad -1 1", "rm 1 2"] {
+            assert!(text.parse::<Order>().is_err(), "{text}");
+        }
+        assert!(["", "1", "1 x"].iter().all(|text| text.parse::<Measured>().is_err()));
+    }
+
+    #[test]
+    fn a_call_takes_as_long_as_on_its_slowest_rank_and_the_processor_the_mean() {
+        let ranks = [([1.0, 5.0, 2.0], 1.0), ([3.0, 1.0, 1.0], 2.0)]
+            .map(|(seconds, cpu_seconds)| Measured { seconds: seconds.into(), cpu_seconds });
+        // The slowest of each sample are 3, 5 and 2.
+        assert_eq!((Measured::slowest(&ranks), Measured::cpu_per_rank(&ranks)), (3.0, 1.5));
+    }
+}

@@ -107,33 +107,23 @@ fn all_reduce(
     calls: usize,
 ) -> Result<Measured, AnyError> {
     let own = (group.rank() as f32 + 1.0).to_ne_bytes();
-    buffer.chunks_exact_mut(4).for_each(|element| element.copy_from_slice(&own));
+    let fill = |buffer: &mut [u8]| {
+        buffer.chunks_exact_mut(4).for_each(|element| element.copy_from_slice(&own));
+    };
+    fill(buffer);
     group.all_reduce(buffer, DType::F32, ReduceOp::Sum)?;
     let sum = (group.world_size() * (group.world_size() + 1) / 2) as f32;
     if buffer.chunks_exact(4).any(|element| element != sum.to_ne_bytes()) {
         return Err("the all-reduce that is measured gives a wrong sum".into());
     }
-    group.all_reduce(buffer, DType::F32, ReduceOp::Sum)?;
-    sampled(samples, calls, |first| {
-        if first {
-            group.barrier()?;
-        }
-        Ok(group.all_reduce(buffer, DType::F32, ReduceOp::Sum)?)
-    })
-}
-
-/// Times `samples` runs of `calls` calls; before each run, `call` is given `true` once, untimed work included.
-fn sampled(
-    samples: usize,
-    calls: usize,
-    mut call: impl FnMut(bool) -> Result<(), AnyError>,
-) -> Result<Measured, AnyError> {
     let (mut seconds, mut cpu_seconds) = (Vec::with_capacity(samples), 0.0);
     for _ in 0..samples {
-        call(true)?;
+        // A training has just written what it reduces: then it lies in the caches of its own core and in no other's.
+        fill(buffer);
+        group.barrier()?;
         let (start, cpu) = (Instant::now(), cpu_now()?);
         for _ in 0..calls {
-            call(false)?;
+            group.all_reduce(buffer, DType::F32, ReduceOp::Sum)?;
         }
         seconds.push(start.elapsed().as_secs_f64() / calls as f64);
         cpu_seconds += cpu_now()? - cpu;
@@ -144,12 +134,16 @@ fn sampled(
 fn triad(bytes: usize, samples: usize) -> Result<Measured, AnyError> {
     let count = bytes / size_of::<f64>();
     let (mut a, b, c) = (vec![0.0f64; count], vec![1.0f64; count], vec![2.0f64; count]);
-    sampled(samples, 1, |_| {
+    let mut seconds = Vec::with_capacity(samples);
+    for _ in 0..samples {
+        let start = Instant::now();
         let factor = std::hint::black_box(3.0);
         a.iter_mut().zip(&b).zip(&c).for_each(|((a, b), c)| *a = b + factor * c);
         std::hint::black_box(&mut a);
-        Ok(())
-    })
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    // It never waits.
+    Ok(Measured { cpu_seconds: seconds.iter().sum::<f64>() / samples as f64, seconds })
 }
 
 /// Seconds that all threads of this process have spent on a core.

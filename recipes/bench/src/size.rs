@@ -26,14 +26,14 @@ impl FromStr for Size {
         let unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
         let (number, factor) = unit.unwrap_or((text, 1));
         let number: usize = number.trim().parse().map_err(|_| {
-            "give a whole number of bytes, KB, MB, GB, KiB, MiB or GiB, such as 64KB".to_owned()
+            "it is no whole number with a unit: use B, KB, MB, GB, KiB, MiB or GiB, such as 64KB".to_owned()
         })?;
         match number.checked_mul(factor) {
             Some(bytes) if bytes == 0 || bytes % 4 != 0 => {
-                Err("the values are f32: give a multiple of 4 bytes".to_owned())
+                Err("the values are f32 and have 4 bytes each: give a multiple of 4".to_owned())
             }
             Some(bytes) if bytes <= MOST_BYTES => Ok(Self(bytes)),
-            _ => Err("give 2 GB or less".to_owned()),
+            _ => Err("it is too large: give 2 GB or less".to_owned()),
         }
     }
 }

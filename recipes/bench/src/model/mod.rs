@@ -37,7 +37,7 @@ const SIZES: [usize; 5] = [1_000, 64_000, 1_000_000, 26_000_000, 102_000_000];
 
 fn positive(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "give a number above 0".to_owned())
+    number.ok_or_else(|| "it is not above 0: give a larger number".to_owned())
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
