@@ -11,6 +11,7 @@ pub mod digits;
 pub mod evaluation;
 pub mod exchange;
 pub mod fault;
+pub mod faulty_job;
 pub mod fingerprint;
 pub mod learning;
 pub mod loader;

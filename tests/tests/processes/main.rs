@@ -13,6 +13,7 @@ mod learner;
 mod mpi;
 mod mpi_hosts;
 mod parity;
+mod random_faults;
 mod reports;
 mod sync_batch_norm;
 mod uneven;
