@@ -29,6 +29,11 @@ impl Deadline {
         self.limit
     }
 
+    /// When it was made.
+    pub(crate) fn start(&self) -> Instant {
+        self.start
+    }
+
     /// Time since it was made.
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()

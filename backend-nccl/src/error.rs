@@ -5,6 +5,7 @@ use std::{fmt, io, sync::Arc, time::Duration};
 use crate::{
     amp::Precision,
     failure::{Failure, Ranks},
+    group::WORLD,
     rendezvous::Refusal,
     transport::{DType, OpKind, ReduceOp, TransportKind},
 };
@@ -202,7 +203,10 @@ pub enum Error {
         is_root: bool,
     },
     /// A collective failed, and with it the group: every later call returns the same `failure` at once.
-    #[error("{op} #{sequence} failed on rank {rank} of {world_size} after {elapsed:.1?}: {failure}")]
+    #[error(
+        "{op} #{sequence} failed on rank {rank} of {world_size}{} after {elapsed:.1?}: {failure}",
+        of_group(group)
+    )]
     Collective {
         /// The collective that was called.
         op: OpKind,
@@ -212,6 +216,8 @@ pub enum Error {
         rank: usize,
         /// The size of its group.
         world_size: usize,
+        /// The name of its group.
+        group: String,
         /// Time from the start of the call to the failure, zero if the group had failed before.
         elapsed: Duration,
         /// The cause, the same on every rank.
@@ -623,6 +629,11 @@ impl Error {
 /// MPI's error class for a sentence, if there is one.
 pub(crate) fn class_of(class: i32) -> String {
     if class == 0 { String::new() } else { format!(" (error class {class})") }
+}
+
+/// Names a group whose ranks are not those of the job.
+fn of_group(name: &str) -> String {
+    if name == WORLD { String::new() } else { format!(" of group `{name}`") }
 }
 
 fn quoted(names: &[String]) -> String {

@@ -4,7 +4,10 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::class_of, transport::Signature};
+use crate::{
+    error::class_of,
+    transport::{OpKind, Signature},
+};
 
 /// What ended a group. It travels to the other ranks, so that all of them report the same cause.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -46,18 +49,24 @@ pub enum Failure {
     },
     /// Two ranks called different collectives.
     #[error(
-        "rank {rank} called {call} while rank {peer} called {peer_call}; every rank must make the same collective \
-         calls, in the same order and with the same sizes"
+        "rank {rank} called {} while rank {peer} called {}; every rank must make the same collective \
+         calls, in the same order and with the same sizes",
+        Called(call, called_at),
+        Called(peer_call, peer_called_at)
     )]
     Mismatch {
         /// The rank that noticed.
         rank: usize,
         /// What it called.
         call: Signature,
+        /// Where its program did, `file:line:column`.
+        called_at: Option<String>,
         /// The rank it differs from.
         peer: usize,
         /// What that rank called.
         peer_call: Signature,
+        /// Where that rank's program did, if it has said so.
+        peer_called_at: Option<String>,
     },
     /// A rank ended the group on purpose.
     #[error("rank {rank} ended the group: {reason}")]
@@ -101,6 +110,13 @@ pub enum Failure {
     },
 }
 
+impl Failure {
+    /// A mismatch as a transport finds it, before anybody is asked where the calls were made.
+    pub(crate) fn mismatch(rank: usize, call: Signature, peer: usize, peer_call: Signature) -> Self {
+        Self::Mismatch { rank, call, called_at: None, peer, peer_call, peer_called_at: None }
+    }
+}
+
 /// Ranks for a sentence: `rank 2`, or `ranks 2, 3`.
 pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
 
@@ -108,6 +124,20 @@ impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         write!(f, "{} {}", if names.len() == 1 { "rank" } else { "ranks" }, names.join(", "))
+    }
+}
+
+/// A call, and where it was made if that is known.
+struct Called<'a>(&'a Signature, &'a Option<String>);
+
+impl fmt::Display for Called<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(call, place) = self;
+        write!(f, "{call}")?;
+        if call.kind != OpKind::Barrier {
+            write!(f, ", {} elements,", call.bytes / call.dtype.size_bytes() as u64)?;
+        }
+        place.as_ref().map_or(Ok(()), |place| write!(f, " at {place}"))
     }
 }
 

@@ -72,6 +72,12 @@
 //!
 //! A failure of one rank ends the group on all ranks: each returns an [`Error`] that names the rank, the collective
 //! and the remedy. Nothing waits for ever.
+//!
+//! When a collective misses its deadline, the ranks that wait ask all others how they stand and log one line for each:
+//! what it finished last, what it is in and where the program called that, or that it does not answer. With
+//! `BURN_NCCL_FLIGHT_RECORD=FOLDER` each rank also writes its last thousand operations there
+//! ([`FlightRecord`](group::FlightRecord)); `burnrun --log-dir` sets it. `BURN_NCCL_DEBUG=1` compares every collective
+//! across ranks before data moves and lets payloads on TCP carry checksums.
 // burn-ndarray is deprecated as a whole since Burn 0.22 and stays supported here; the backend-extension macro names its
 // type in every generated impl, so there is no single place to allow it.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
@@ -98,6 +104,7 @@ mod hook;
 pub mod launch;
 mod ops;
 pub mod rendezvous;
+mod site;
 #[cfg(feature = "flex")]
 mod strided;
 pub mod sync_batch_norm;

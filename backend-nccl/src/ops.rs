@@ -1,5 +1,6 @@
 //! The backend extension: what every backend must offer so that tensors can take part in collectives.
 
+use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::tensor::FloatTensor;
@@ -11,6 +12,7 @@ use crate::batch_norm::{self, composed};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::hook::GradientHook;
+use crate::site::{self, Purpose};
 use crate::transport::ReduceOp;
 
 /// The group that a collective op runs on, and the place where it leaves its error.
@@ -24,18 +26,29 @@ pub struct Call {
     status: Arc<Mutex<Option<Error>>>,
     /// Set in a backward pass, where nobody reads the status.
     ends_group: bool,
+    /// The user's line that made the call; for an adjoint, the call that it is the adjoint of.
+    location: &'static Location<'static>,
 }
 
 impl Call {
     /// A call on `group` that has not failed.
+    #[track_caller]
     pub fn new(group: &ProcessGroup) -> Self {
-        Self { group: group.clone(), status: Arc::default(), ends_group: false }
+        let location = site::location();
+        Self { group: group.clone(), status: Arc::default(), ends_group: false, location }
     }
 
-    /// The call of an adjoint. Its error has no caller to go to, so it ends the group: otherwise this rank would go on
-    /// with a wrong gradient.
-    pub(crate) fn in_backward(group: &ProcessGroup) -> Self {
-        Self { ends_group: true, ..Self::new(group) }
+    /// The call of this one's adjoint. Its error has no caller to go to, so it ends the group: otherwise this rank would
+    /// go on with a wrong gradient.
+    pub(crate) fn in_backward(&self) -> Self {
+        let (group, location) = (self.group.clone(), self.location);
+        Self { group, status: Arc::default(), ends_group: true, location }
+    }
+
+    /// Notes its line for the collectives made until the guard is dropped.
+    pub(crate) fn enter(&self) -> site::Noted {
+        let purpose = self.ends_group.then_some(Purpose::Of("its backward pass"));
+        site::enter_at(self.location, purpose)
     }
 
     /// Keeps the first error of this call.
@@ -236,7 +249,7 @@ mod tests {
         forward.fail(error.clone());
         assert!(forward.result().is_err());
         assert!(group.barrier().is_ok());
-        Call::in_backward(&group).fail(error);
+        forward.in_backward().fail(error);
         let ended = group.barrier().unwrap_err().to_string();
         assert!(
             ended.contains("failed in a backward pass") && ended.contains("the device is lost"),

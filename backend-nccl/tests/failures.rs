@@ -1,5 +1,7 @@
 //! What every rank sees when one of them fails: a typed error that names the cause, in time, and never a hang.
 
+#[path = "failures/diagnosis.rs"]
+mod diagnosis;
 #[path = "failures/strangers.rs"]
 mod strangers;
 

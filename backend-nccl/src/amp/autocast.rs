@@ -11,6 +11,7 @@ use super::convert::cast_to;
 use super::{Precision, check, plan};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site;
 
 /// Options of [`Autocast`].
 #[derive(Config, Debug, PartialEq)]
@@ -100,7 +101,9 @@ impl Autocast {
     ///
     /// # Errors
     /// [`Error::ModelMismatch`] on all ranks, where the policies differ; what [`ProcessGroup::all_gather_bytes`] returns.
+    #[track_caller]
     pub fn check_ranks(&self, group: &ProcessGroup) -> Result<()> {
+        let _site = site::enter();
         let policies = group.all_gather_bytes(self.description().as_bytes())?;
         let Some(rank) = policies.iter().position(|policy| *policy != policies[0]) else { return Ok(()) };
         let [own, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&policies[rank]));

@@ -13,6 +13,7 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::ops::{CollectiveBackend, GradientNorm};
+use crate::site::{self, Purpose};
 use crate::transport::DType;
 
 /// Keeps a norm of zero from dividing; PyTorch's constant.
@@ -45,12 +46,14 @@ impl ClipGradNormConfig {
     ///
     /// # Errors
     /// [`Error::InvalidMaxNorm`]; [`Error::NonFiniteNorm`] if asked for, on all ranks; what the collective returns.
+    #[track_caller]
     pub fn clip<M: Module>(
         &self,
         model: &M,
         gradients: GradientsParams,
         shards: Option<&ProcessGroup>,
     ) -> Result<(GradientsParams, f64)> {
+        let _site = site::enter();
         backends::check()?;
         // A negative limit would turn the gradients around.
         if self.max_norm.is_nan() || self.max_norm <= 0.0 {
@@ -90,6 +93,7 @@ fn combine(norm: GradientNorm, parts: impl Iterator<Item = f64>) -> f64 {
 
 fn gather(own: f64, group: &ProcessGroup) -> Result<Vec<f64>> {
     let mut all = vec![0.0; group.world_size()];
+    let _site = site::on_behalf_of(Purpose::Of("the norm of all gradients"));
     group.all_gather(&own.to_ne_bytes(), bytemuck::cast_slice_mut(&mut all), DType::F64)?;
     Ok(all)
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site::{self, Purpose};
 use crate::transport::DType;
 
 /// One rank's gradients and scale. Twelve bytes, so one small collective per step.
@@ -46,6 +47,7 @@ impl Checked {
 pub(crate) fn exchange(group: Option<&ProcessGroup>, own: Checked, optimizer: usize) -> Result<bool> {
     let Some(group) = group else { return decide(&[own], optimizer) };
     let mut all = vec![0; BYTES * group.world_size()];
+    let _site = site::on_behalf_of(Purpose::Of("the agreement on the loss scale"));
     group.all_gather(&own.to_bytes(), &mut all, DType::U8)?;
     let ranks: Vec<Checked> = all.chunks_exact(BYTES).map(Checked::from_bytes).collect();
     decide(&ranks, optimizer)

@@ -13,6 +13,7 @@ use super::gradients::{self, Accepted};
 use super::scaler::{GradScalerConfig, GradScalerState, ScaleChange, Scaler};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site;
 
 /// The factor that losses are multiplied by now, for code that does not hold the [`GradScaler`], such as a burn-train
 /// step. Clones follow the scaler; a module keeps one in a `#[module(skip)]` field.
@@ -106,6 +107,7 @@ impl GradScaler {
     /// [`Error::UnscaledTwice`] and [`Error::UnscaledAfterStep`]; [`Error::HalfPrecisionGradient`] for f16 gradients;
     /// on all ranks [`Error::LossScaleMismatch`] and [`Error::NoGradients`]; what a collective returns. An error that
     /// only this rank has ends the group, in which the others wait for it.
+    #[track_caller]
     pub fn unscale<M: Module>(&mut self, model: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         self.optimizer(0).unscale(model, gradients)
     }
@@ -115,6 +117,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`Error::SteppedTwice`], and what [`unscale`](Self::unscale) returns.
+    #[track_caller]
     pub fn step<M: Module>(
         &mut self,
         optimizer: &mut ModuleOptimizer,
@@ -191,6 +194,7 @@ impl ScaledOptimizer<'_> {
     ///
     /// # Errors
     /// As [`GradScaler::unscale`].
+    #[track_caller]
     pub fn unscale<M: Module>(&mut self, model: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         let (owner, optimizer) = (&mut *self.owner, self.number);
         if !owner.scaler.is_enabled() {
@@ -198,6 +202,7 @@ impl ScaledOptimizer<'_> {
         }
         let (gradients, own) =
             owner.unscale_here(optimizer, model, gradients).map_err(|error| owner.abort_with(error))?;
+        let _site = site::enter();
         let overflowed = exchange(owner.group.as_ref(), own, optimizer)?;
         owner.scaler.record_unscaled(optimizer, overflowed);
         Ok(gradients)
@@ -207,6 +212,7 @@ impl ScaledOptimizer<'_> {
     ///
     /// # Errors
     /// As [`GradScaler::step`].
+    #[track_caller]
     pub fn step<M: Module>(
         &mut self,
         optimizer: &mut ModuleOptimizer,
@@ -225,6 +231,7 @@ impl ScaledOptimizer<'_> {
     ///
     /// # Errors
     /// As [`GradScaler::step`].
+    #[track_caller]
     pub fn gate<M: Module>(
         &mut self,
         model: &M,

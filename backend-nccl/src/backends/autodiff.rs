@@ -26,7 +26,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
                     ReduceOp::Sum | ReduceOp::Mean => None,
                     ReduceOp::Min | ReduceOp::Max | ReduceOp::Product => Some((input, output.clone())),
                 };
-                prep.finish((Call::in_backward(&call.group), saved), output)
+                prep.finish((call.in_backward(), saved), output)
             }
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
@@ -37,7 +37,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_broadcast(input, root, call.clone());
         match Broadcast.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((Call::in_backward(&call.group), root), output),
+            OpsKind::Tracked(prep) => prep.finish((call.in_backward(), root), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
@@ -47,7 +47,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_all_gather(input, call.clone());
         match AllGather.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Call::in_backward(&call.group), output),
+            OpsKind::Tracked(prep) => prep.finish(call.in_backward(), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
@@ -58,7 +58,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_reduce_scatter(input, op, call.clone());
         match ReduceScatter(op).prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Call::in_backward(&call.group), output),
+            OpsKind::Tracked(prep) => prep.finish(call.in_backward(), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
@@ -68,7 +68,7 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
         let (input, guard) = tensor.into_parts();
         let output = B::group_all_to_all(input, call.clone());
         match AllToAll.prepare::<C>([guard]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(Call::in_backward(&call.group), output),
+            OpsKind::Tracked(prep) => prep.finish(call.in_backward(), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }

@@ -69,6 +69,7 @@ fn in_place<B: Backend>(
     let device = tensor.device();
     let outcome = read::<B>(tensor.clone()).and_then(|data| {
         let (mut bytes, shape, dtype) = data.into_parts();
+        let _site = call.enter();
         run(&mut bytes, wire_dtype(dtype)?)?;
         Ok(B::float_from_data(TensorData::from_bytes(bytes, shape, dtype), &device))
     });
@@ -87,6 +88,7 @@ fn resized<B: Backend>(
     let (device, burn_dtype) = (tensor.device(), tensor.dtype());
     let outcome = read::<B>(tensor).and_then(|data| {
         let mut received = TensorData::full_dtype(shape.clone(), 0, burn_dtype).into_bytes();
+        let _site = call.enter();
         run(data.as_bytes(), &mut received, wire_dtype(data.dtype())?)?;
         Ok(TensorData::from_bytes(received, shape.clone(), burn_dtype))
     });

@@ -87,7 +87,7 @@ pub(crate) fn forward<B: CollectiveBackend>(
     let beta_dtype = beta.dtype();
     let scale = B::float_mul(cast::<B>(gamma, dtype), inverse_deviation.clone());
     let output = B::batch_norm_normalize(x, mean.clone(), scale, cast::<B>(beta, dtype));
-    let call = call.map(|call| Call::in_backward(&call.group));
+    let call = call.map(|call| call.in_backward());
     let batch = Batch { mean: mean.clone(), inverse_deviation, count, beta_dtype, call };
     Normalized { output, mean, variance, batch }
 }
@@ -142,6 +142,7 @@ fn gather<B: CollectiveBackend>(
     let squares = mean.split_off(channels);
     let send = Statistics { count, mean, squares }.to_wire();
     let ranks = call.group.world_size();
+    let _site = call.enter();
     let mut received = vec![0.0; send.len() * ranks];
     call.group.all_gather(
         bytemuck::cast_slice(&send),

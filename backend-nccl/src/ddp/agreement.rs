@@ -3,6 +3,7 @@
 use super::config::UnusedParameters;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site::{self, Purpose};
 use crate::transport::DType;
 
 /// What a rank tells the others about one parameter in one step.
@@ -42,6 +43,7 @@ pub(crate) fn exchange(
 ) -> Result<Vec<bool>> {
     let own: Vec<u8> = own.iter().map(|&own| own as u8).collect();
     let mut all = vec![0; own.len() * group.world_size()];
+    let _site = site::on_behalf_of(Purpose::Of("the agreement on which parameters were used"));
     group.all_gather(&own, &mut all, DType::U8)?;
     let by_rank: Vec<&[u8]> = all.chunks_exact(own.len().max(1)).collect();
     decide(&by_rank, names, policy)

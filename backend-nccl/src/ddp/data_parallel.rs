@@ -23,6 +23,7 @@ use crate::backends;
 use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site;
 use crate::sync_batch_norm;
 
 /// Data-parallel training of one model by all ranks of a group: each rank runs its own batches, gradients are
@@ -56,6 +57,7 @@ impl DistributedDataParallel {
     /// [`Error::NothingToTrain`] where no parameter requires gradients; [`Error::SyncBatchNormOption`] where `config`
     /// would let ranks skip a synchronized layer; [`Error::CommunicationHookRefused`] where a setting of the communication
     /// hook cannot be meant; what the group's collectives return.
+    #[track_caller]
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
         Self::build(model, group, config, config.communication.hook())
     }
@@ -66,6 +68,7 @@ impl DistributedDataParallel {
     /// # Errors
     /// As [`new`](Self::new), [`Error::ModelMismatch`] also where the hooks' names differ;
     /// [`Error::CommunicationHookRefused`] where the hook refuses the model, or `config` asks for another hook.
+    #[track_caller]
     pub fn with_communication_hook<M: Module>(
         model: M,
         group: &ProcessGroup,
@@ -82,12 +85,14 @@ impl DistributedDataParallel {
         Self::build(model, group, config, hook)
     }
 
+    #[track_caller]
     fn build<M: Module>(
         model: M,
         group: &ProcessGroup,
         config: &DdpConfig,
         hook: Box<dyn CommunicationHook>,
     ) -> Result<(Self, M)> {
+        let _site = site::enter();
         backends::check()?;
         let (model, synchronized) = sync_batch_norm::connect_and_count(model, group);
         let (all, trainable) = parameters::list(&model);
@@ -135,6 +140,7 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// [`Error::UnusedParameters`], [`Error::UnevenInputs`] (both on all ranks), and what a collective returns.
+    #[track_caller]
     pub fn backward<M: Module>(&mut self, loss: &Tensor<1>, model: &M) -> Result<GradientsParams> {
         self.reduce_during(model, || drop(loss.backward())).map(|((), gradients)| gradients)
     }
@@ -144,11 +150,13 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
+    #[track_caller]
     pub fn reduce_during<M: Module, R>(
         &mut self,
         model: &M,
         run: impl FnOnce() -> R,
     ) -> Result<(R, GradientsParams)> {
+        let _site = site::enter();
         let active = uneven::exchange(&self.group, self.config.uneven_inputs, true)?;
         self.reducer.begin_reduction(self.divisor(active)).map_err(|error| self.abort_with(error))?;
         let guard = AbortOnPanic(&self.group);
@@ -202,7 +210,9 @@ impl DistributedDataParallel {
     /// # Errors
     /// [`Error::UnevenInputs`] on all ranks in [`UnevenInputs::Strict`] mode; [`Error::UnreducedGradients`] where
     /// micro-batches were accumulated and never reduced.
+    #[track_caller]
     pub fn shadow<M: Module>(&mut self, model: &M) -> Result<Option<GradientsParams>> {
+        let _site = site::enter();
         match self.reducer.accumulated() {
             0 => {}
             micro_batches => return Err(self.abort_with(Error::UnreducedGradients { micro_batches })),
@@ -226,7 +236,9 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     /// What [`ProcessGroup::broadcast`] returns.
+    #[track_caller]
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
+        let _site = site::enter();
         replicate::broadcast(model, Covered::Buffers, &self.group)
     }
 

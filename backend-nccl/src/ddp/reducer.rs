@@ -21,6 +21,7 @@ use crate::amp::LossScale;
 use crate::error::{Error, Result};
 use crate::group::{ProcessGroup, Work};
 use crate::hook::{ArrivedGradient, GradientSink};
+use crate::site::{self, Purpose};
 use crate::transport::{DType, ReduceOp};
 
 /// What a gradient that arrives is for.
@@ -245,6 +246,8 @@ impl Reducer {
             if state.divisor != self.group.world_size() {
                 arithmetic::scale(&mut buffer, 1.0 / state.divisor as f64, bucket.dtype);
             }
+            let bucket = Purpose::Bucket { number: index + 1, of: self.plan.buckets.len() };
+            let _site = site::on_behalf_of(bucket);
             let work = self.communicator.start(&self.group, index, buffer, self.terms(state));
             state.in_flight.push(work);
             self.events.push(DdpEvent::BucketLaunched(index));

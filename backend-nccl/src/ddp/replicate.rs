@@ -11,6 +11,7 @@ use super::config::DdpConfig;
 use super::parameters::ParameterInfo;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site::{self, Purpose};
 use crate::transport::DType;
 
 /// How many differences an error lists before it only counts them.
@@ -40,6 +41,7 @@ pub(crate) fn check_same_model(
     let (config, parameters) = (config.to_string(), parameters.to_vec());
     let own = Description { config, hook, synchronized, parameters };
     let unreadable = |error: serde_json::Error| Error::ModelDescription { cause: error.to_string() };
+    let _site = site::on_behalf_of(Purpose::Of("the comparison of models"));
     let descriptions: Vec<Description> = group
         .all_gather_bytes(&serde_json::to_vec(&own).map_err(unreadable)?)?
         .iter()
@@ -143,6 +145,7 @@ impl Broadcast<'_> {
             return None;
         }
         let (mut bytes, shape, dtype) = data.into_parts();
+        let _site = site::on_behalf_of(Purpose::Of("the values of rank 0"));
         self.outcome = self.group.broadcast(&mut bytes, DType::U8, 0);
         (self.outcome.is_ok() && self.group.rank() != 0).then(|| TensorData::from_bytes(bytes, shape, dtype))
     }

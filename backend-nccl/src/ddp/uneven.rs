@@ -3,6 +3,7 @@
 use super::config::UnevenInputs;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site::{self, Purpose};
 use crate::transport::DType;
 
 /// Tells the other ranks whether this one has a batch for the coming step, and returns how many ranks have.
@@ -14,6 +15,7 @@ pub(crate) fn exchange(group: &ProcessGroup, mode: UnevenInputs, has_batch: bool
         return Ok(group.world_size());
     }
     let mut present = vec![0; group.world_size()];
+    let _site = site::on_behalf_of(Purpose::Of("the agreement on which ranks have a batch"));
     group.all_gather(&[u8::from(has_batch)], &mut present, DType::U8)?;
     let exhausted: Vec<usize> =
         present.iter().enumerate().filter(|(_, has)| **has == 0).map(|(rank, _)| rank).collect();

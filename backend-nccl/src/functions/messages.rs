@@ -16,6 +16,7 @@ use crate::transport::DType;
 /// # Errors
 /// What [`ProcessGroup::gather`] returns; [`Error::CutsGraph`] for a tensor that requires gradients;
 /// [`Error::UnsupportedDType`].
+#[track_caller]
 pub fn gather<const D: usize>(
     tensor: Tensor<D>,
     root: usize,
@@ -43,6 +44,7 @@ pub fn gather<const D: usize>(
 /// # Errors
 /// What [`ProcessGroup::scatter`] returns; [`Error::UnevenShards`] where the world size does not divide dimension 0 of
 /// the root's tensor; [`Error::CutsGraph`] and [`Error::UnsupportedDType`] as for [`gather`].
+#[track_caller]
 pub fn scatter<const D: usize>(tensor: Tensor<D>, root: usize, group: &ProcessGroup) -> Result<Tensor<D>> {
     let (mut shape, world_size, is_root) = (tensor.shape(), group.world_size(), group.rank() == root);
     if is_root {
@@ -60,6 +62,7 @@ pub fn scatter<const D: usize>(tensor: Tensor<D>, root: usize, group: &ProcessGr
 ///
 /// # Errors
 /// What [`ProcessGroup::send`] returns; [`Error::CutsGraph`] and [`Error::UnsupportedDType`] as for [`gather`].
+#[track_caller]
 pub fn send<const D: usize>(tensor: Tensor<D>, to: usize, group: &ProcessGroup) -> Result<()> {
     let (data, _, dtype) = read("send", tensor)?;
     group.send(data.as_bytes(), dtype, to)
@@ -69,6 +72,7 @@ pub fn send<const D: usize>(tensor: Tensor<D>, to: usize, group: &ProcessGroup) 
 ///
 /// # Errors
 /// What [`ProcessGroup::recv`] returns; [`Error::CutsGraph`] and [`Error::UnsupportedDType`] as for [`gather`].
+#[track_caller]
 pub fn recv<const D: usize>(like: Tensor<D>, from: usize, group: &ProcessGroup) -> Result<Tensor<D>> {
     let (data, device, dtype) = read("recv", like)?;
     let (mut bytes, shape, burn_dtype) = data.into_parts();

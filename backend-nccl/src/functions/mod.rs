@@ -18,6 +18,7 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::ops::{Call, CollectiveBackend};
+use crate::site;
 use crate::transport::ReduceOp;
 
 /// Reduces `tensor` over all ranks: `y = op(x_0, …, x_{n-1})`, the same on every rank.
@@ -27,6 +28,7 @@ use crate::transport::ReduceOp;
 ///
 /// # Errors
 /// What [`ProcessGroup::all_reduce`] returns, and [`Error::UnsupportedDType`].
+#[track_caller]
 pub fn all_reduce<const D: usize>(
     tensor: Tensor<D>,
     op: ReduceOp,
@@ -42,6 +44,7 @@ pub fn all_reduce<const D: usize>(
 ///
 /// # Errors
 /// What [`ProcessGroup::broadcast`] returns, and [`Error::UnsupportedDType`].
+#[track_caller]
 pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &ProcessGroup) -> Result<Tensor<D>> {
     run(tensor, group, |tensor, call| Dispatch::group_broadcast(tensor, root, call))
 }
@@ -53,6 +56,7 @@ pub fn broadcast<const D: usize>(tensor: Tensor<D>, root: usize, group: &Process
 ///
 /// # Errors
 /// What [`ProcessGroup::all_gather`] returns, and [`Error::UnsupportedDType`].
+#[track_caller]
 pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Result<Tensor<D>> {
     run(tensor, group, Dispatch::group_all_gather)
 }
@@ -65,6 +69,7 @@ pub fn all_gather<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Re
 /// # Errors
 /// What [`ProcessGroup::reduce_scatter`] returns; [`Error::UnevenShards`] where the world size does not divide
 /// dimension 0; [`Error::NotDifferentiable`] for min, max and product of a tensor that requires gradients.
+#[track_caller]
 pub fn reduce_scatter<const D: usize>(
     tensor: Tensor<D>,
     op: ReduceOp,
@@ -86,6 +91,7 @@ pub fn reduce_scatter<const D: usize>(
 ///
 /// # Errors
 /// What [`ProcessGroup::all_to_all`] returns; [`Error::UnevenShards`] where the world size does not divide dimension 0.
+#[track_caller]
 pub fn all_to_all<const D: usize>(tensor: Tensor<D>, group: &ProcessGroup) -> Result<Tensor<D>> {
     check_shares("all_to_all", tensor.dims()[0], group.world_size())?;
     run(tensor, group, Dispatch::group_all_to_all)
@@ -95,11 +101,13 @@ fn check_shares(op: &'static str, rows: usize, world_size: usize) -> Result<()> 
     if rows.is_multiple_of(world_size) { Ok(()) } else { Err(Error::UnevenShards { op, rows, world_size }) }
 }
 
+#[track_caller]
 fn run<const D: usize>(
     tensor: Tensor<D>,
     group: &ProcessGroup,
     op: impl FnOnce(DispatchTensor, Call) -> DispatchTensor,
 ) -> Result<Tensor<D>> {
+    let _site = site::enter();
     backends::check()?;
     let call = Call::new(group);
     let output = op(tensor.into_dispatch(), call.clone());

@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     Result,
-    transport::{Collective, DType, OpKind, Patience, ReduceOp},
+    site::CallSite,
+    transport::{Collective, DType, OpKind, Patience, ReduceOp, Signature, planned},
 };
 
 /// Nobody waits on the core that the communication thread would keep busy.
@@ -27,15 +28,17 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn all_reduce_async<B>(&self, mut buffer: B, dtype: DType, op: ReduceOp) -> Work<B>
     where
         B: AsMut<[u8]> + Send + 'static,
     {
         let checked = check::reduction(op, dtype)
             .and_then(|()| check::whole(OpKind::AllReduce, buffer.as_mut().len(), dtype));
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::AllReduce, dtype, Some(op), 0, buffer.as_mut().len());
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective = Collective::AllReduce { buffer: buffer.as_mut(), dtype, op };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| buffer)
+            core.execute(ticket, collective, PATIENCE).map(|()| buffer)
         })
     }
 
@@ -44,15 +47,17 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn broadcast_async<B>(&self, mut buffer: B, dtype: DType, root: usize) -> Work<B>
     where
         B: AsMut<[u8]> + Send + 'static,
     {
         let checked = check::whole(OpKind::Broadcast, buffer.as_mut().len(), dtype)
             .and_then(|()| self.inner.core.check_root(OpKind::Broadcast, root));
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::Broadcast, dtype, None, root, buffer.as_mut().len());
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective = Collective::Broadcast { buffer: buffer.as_mut(), dtype, root };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| buffer)
+            core.execute(ticket, collective, PATIENCE).map(|()| buffer)
         })
     }
 
@@ -61,6 +66,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn all_gather_async<S, R>(&self, send: S, mut recv: R, dtype: DType) -> Work<(S, R)>
     where
         S: AsRef<[u8]> + Send + 'static,
@@ -69,9 +75,10 @@ impl ProcessGroup {
         let (sent, received) = (send.as_ref().len(), recv.as_mut().len());
         let checked = check::whole(OpKind::AllGather, sent, dtype)
             .and_then(|()| self.inner.core.check_parts(OpKind::AllGather, "recv", received, sent));
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::AllGather, dtype, None, 0, sent);
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective = Collective::AllGather { send: send.as_ref(), recv: recv.as_mut(), dtype };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| (send, recv))
+            core.execute(ticket, collective, PATIENCE).map(|()| (send, recv))
         })
     }
 
@@ -80,6 +87,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn reduce_scatter_async<S, R>(&self, send: S, mut recv: R, dtype: DType, op: ReduceOp) -> Work<(S, R)>
     where
         S: AsRef<[u8]> + Send + 'static,
@@ -89,10 +97,11 @@ impl ProcessGroup {
         let checked = check::reduction(op, dtype)
             .and_then(|()| check::whole(OpKind::ReduceScatter, received, dtype))
             .and_then(|()| self.inner.core.check_parts(OpKind::ReduceScatter, "send", sent, received));
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::ReduceScatter, dtype, Some(op), 0, received);
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective =
                 Collective::ReduceScatter { send: send.as_ref(), recv: recv.as_mut(), dtype, op };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| (send, recv))
+            core.execute(ticket, collective, PATIENCE).map(|()| (send, recv))
         })
     }
 
@@ -101,6 +110,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn all_to_all_async<S, R>(&self, send: S, mut recv: R, dtype: DType) -> Work<(S, R)>
     where
         S: AsRef<[u8]> + Send + 'static,
@@ -108,9 +118,10 @@ impl ProcessGroup {
     {
         let (sent, received) = (send.as_ref().len(), recv.as_mut().len());
         let checked = self.inner.core.check_divides(OpKind::AllToAll, sent, received, dtype);
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::AllToAll, dtype, None, 0, sent);
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective = Collective::AllToAll { send: send.as_ref(), recv: recv.as_mut(), dtype };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| (send, recv))
+            core.execute(ticket, collective, PATIENCE).map(|()| (send, recv))
         })
     }
 
@@ -119,6 +130,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn gather_async<S, R>(
         &self,
         send: S,
@@ -135,10 +147,11 @@ impl ProcessGroup {
         let checked = check::whole(OpKind::Gather, sent, dtype)
             .and_then(|()| core.check_root(OpKind::Gather, root))
             .and_then(|()| core.check_root_parts(OpKind::Gather, "recv", received, sent, root));
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::Gather, dtype, None, root, sent);
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let target = recv.as_mut().map(AsMut::as_mut);
             let collective = Collective::Gather { send: send.as_ref(), recv: target, dtype, root };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| (send, recv))
+            core.execute(ticket, collective, PATIENCE).map(|()| (send, recv))
         })
     }
 
@@ -147,6 +160,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn scatter_async<S, R>(
         &self,
         send: Option<S>,
@@ -163,10 +177,11 @@ impl ProcessGroup {
         let checked = check::whole(OpKind::Scatter, received, dtype)
             .and_then(|()| core.check_root(OpKind::Scatter, root))
             .and_then(|()| core.check_root_parts(OpKind::Scatter, "send", sent, received, root));
-        self.start(checked, Operation::Collectives(1), move |core, ticket| {
+        let planned = planned(OpKind::Scatter, dtype, None, root, received);
+        self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let source = send.as_ref().map(AsRef::as_ref);
             let collective = Collective::Scatter { send: source, recv: recv.as_mut(), dtype, root };
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| (send, recv))
+            core.execute(ticket, collective, PATIENCE).map(|()| (send, recv))
         })
     }
 
@@ -175,16 +190,23 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn send_async<B>(&self, buffer: B, dtype: DType, to: usize) -> Work<B>
     where
         B: AsRef<[u8]> + Send + 'static,
     {
         let checked = check::whole(OpKind::Message, buffer.as_ref().len(), dtype)
             .and_then(|()| self.inner.core.check_peer("send", to));
-        self.start(checked, Operation::Messages { to: Some(to), from: None }, move |core, ticket| {
-            let collective = ticket.exchange(Some((buffer.as_ref(), to)), None, dtype);
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| buffer)
-        })
+        let planned = planned(OpKind::Message, dtype, None, to, buffer.as_ref().len());
+        self.start(
+            checked,
+            Some(planned),
+            Operation::Messages { to: Some(to), from: None },
+            move |core, ticket| {
+                let collective = ticket.exchange(Some((buffer.as_ref(), to)), None, dtype);
+                core.execute(ticket, collective, PATIENCE).map(|()| buffer)
+            },
+        )
     }
 
     /// As [`recv`](Self::recv), on the communication thread.
@@ -192,16 +214,23 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn recv_async<B>(&self, mut buffer: B, dtype: DType, from: usize) -> Work<B>
     where
         B: AsMut<[u8]> + Send + 'static,
     {
         let checked = check::whole(OpKind::Message, buffer.as_mut().len(), dtype)
             .and_then(|()| self.inner.core.check_peer("recv", from));
-        self.start(checked, Operation::Messages { to: None, from: Some(from) }, move |core, ticket| {
-            let collective = ticket.exchange(None, Some((buffer.as_mut(), from)), dtype);
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| buffer)
-        })
+        let planned = planned(OpKind::Message, dtype, None, from, buffer.as_mut().len());
+        self.start(
+            checked,
+            Some(planned),
+            Operation::Messages { to: None, from: Some(from) },
+            move |core, ticket| {
+                let collective = ticket.exchange(None, Some((buffer.as_mut(), from)), dtype);
+                core.execute(ticket, collective, PATIENCE).map(|()| buffer)
+            },
+        )
     }
 
     /// As [`send_recv`](Self::send_recv), on the communication thread.
@@ -209,6 +238,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn send_recv_async<S, R>(
         &self,
         send: S,
@@ -226,10 +256,17 @@ impl ProcessGroup {
             .and_then(|()| check::whole(OpKind::Message, recv.as_mut().len(), dtype))
             .and_then(|()| core.check_peer("send_recv", to))
             .and_then(|()| core.check_peer("send_recv", from));
-        self.start(checked, Operation::Messages { to: Some(to), from: Some(from) }, move |core, ticket| {
-            let collective = ticket.exchange(Some((send.as_ref(), to)), Some((recv.as_mut(), from)), dtype);
-            core.execute(ticket.sequence, collective, PATIENCE).map(|()| (send, recv))
-        })
+        let planned = planned(OpKind::Message, dtype, None, to, send.as_ref().len() + recv.as_mut().len());
+        self.start(
+            checked,
+            Some(planned),
+            Operation::Messages { to: Some(to), from: Some(from) },
+            move |core, ticket| {
+                let collective =
+                    ticket.exchange(Some((send.as_ref(), to)), Some((recv.as_mut(), from)), dtype);
+                core.execute(ticket, collective, PATIENCE).map(|()| (send, recv))
+            },
+        )
     }
 
     /// As [`barrier`](Self::barrier), on the communication thread.
@@ -237,16 +274,20 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`].
+    #[track_caller]
     pub fn barrier_async(&self) -> Work<()> {
-        self.start(Ok(()), Operation::Collectives(1), |core, ticket| {
-            core.execute(ticket.sequence, Collective::Barrier, PATIENCE)
+        let planned = planned(OpKind::Barrier, DType::U8, None, 0, 0);
+        self.start(Ok(()), Some(planned), Operation::Collectives(1), |core, ticket| {
+            core.execute(ticket, Collective::Barrier, PATIENCE)
         })
     }
 
     /// Queues `run` for the communication thread, unless the call is refused or the thread cannot be had.
+    #[track_caller]
     pub(super) fn start<T: Send + 'static>(
         &self,
         checked: Result<()>,
+        planned: Option<Signature>,
         operation: Operation,
         run: impl FnOnce(&Core, Ticket) -> Result<T> + Send + 'static,
     ) -> Work<T> {
@@ -259,7 +300,11 @@ impl ProcessGroup {
                 return work;
             }
         };
-        self.inner.core.order.take(operation, |ticket| {
+        let (core, site) = (&self.inner.core, CallSite::here());
+        core.order.take(operation, |ticket| {
+            if let Some(planned) = planned {
+                core.note(ticket, operation, planned, site);
+            }
             worker.submit(Box::new(move |core| {
                 let _turn = core.order.wait(ticket);
                 // The buffers' own methods may panic.

@@ -3,7 +3,8 @@
 use super::{ProcessGroup, check, order::Operation};
 use crate::{
     Error, Result,
-    transport::{Collective, DType, OpKind, Patience, ReduceOp},
+    site::CallSite,
+    transport::{Collective, DType, OpKind, Patience, ReduceOp, planned},
 };
 
 /// The most that [`ProcessGroup::all_gather_bytes`] may collect, in bytes.
@@ -17,6 +18,7 @@ impl ProcessGroup {
     ///
     /// [`Error::BufferLength`] and [`Error::UnsupportedReduction`] before anything is sent;
     /// [`Error::Collective`] when the group has failed, with the cause.
+    #[track_caller]
     pub fn all_reduce(&self, buffer: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         check::reduction(op, dtype)?;
         check::whole(OpKind::AllReduce, buffer.len(), dtype)?;
@@ -28,6 +30,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::BufferLength`] and [`Error::Root`] before anything is sent; [`Error::Collective`] as above.
+    #[track_caller]
     pub fn broadcast(&self, buffer: &mut [u8], dtype: DType, root: usize) -> Result<()> {
         check::whole(OpKind::Broadcast, buffer.len(), dtype)?;
         self.inner.core.check_root(OpKind::Broadcast, root)?;
@@ -39,6 +42,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::BufferLength`] before anything is sent; [`Error::Collective`] as above.
+    #[track_caller]
     pub fn all_gather(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
         check::whole(OpKind::AllGather, send.len(), dtype)?;
         self.inner.core.check_parts(OpKind::AllGather, "recv", recv.len(), send.len())?;
@@ -51,6 +55,7 @@ impl ProcessGroup {
     ///
     /// [`Error::BufferLength`] and [`Error::UnsupportedReduction`] before anything is sent;
     /// [`Error::Collective`] as above.
+    #[track_caller]
     pub fn reduce_scatter(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         check::reduction(op, dtype)?;
         check::whole(OpKind::ReduceScatter, recv.len(), dtype)?;
@@ -63,6 +68,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::Collective`] as above.
+    #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         self.common(Collective::Barrier)
     }
@@ -73,16 +79,21 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::GatherTooLarge`] on all ranks if they pad to more than 4 GiB; [`Error::Collective`] as above.
+    #[track_caller]
     pub fn all_gather_bytes(&self, value: &[u8]) -> Result<Vec<Vec<u8>>> {
         let core = &self.inner.core;
-        let ticket = core.order.take(Operation::Collectives(2), |ticket| ticket);
-        let _turn = core.order.wait(ticket);
-        let (sequence, patience) = (ticket.sequence, Patience::Waiting);
+        let (operation, site, patience) = (Operation::Collectives(2), CallSite::here(), Patience::Waiting);
         let dtype = DType::U8;
+        let gather = |bytes| planned(OpKind::AllGather, dtype, None, 0, bytes);
+        let ticket = core.order.take(operation, |ticket| {
+            core.note(ticket, operation, gather(8), site);
+            ticket
+        });
+        let _turn = core.order.wait(ticket);
 
         let mut lengths = vec![0; 8 * core.world_size];
         let send = &(value.len() as u64).to_ne_bytes();
-        core.execute(sequence, Collective::AllGather { send, recv: &mut lengths, dtype }, patience)?;
+        core.execute(ticket, Collective::AllGather { send, recv: &mut lengths, dtype }, patience)?;
         let lengths: Vec<u64> =
             lengths.chunks_exact(8).map(|b| u64::from_ne_bytes(b.try_into().expect("eight bytes"))).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -91,11 +102,12 @@ impl ProcessGroup {
             return Err(Error::GatherTooLarge { bytes, limit: MAX_GATHERED_BYTES });
         }
 
+        core.note(ticket.place(1), operation, gather(longest as usize), site);
         let mut padded = value.to_vec();
         padded.resize(longest as usize, 0);
         let mut values = vec![0; bytes as usize];
         core.execute(
-            sequence + 1,
+            ticket.place(1),
             Collective::AllGather { send: &padded, recv: &mut values, dtype },
             patience,
         )?;
@@ -113,6 +125,7 @@ impl ProcessGroup {
     ///
     /// [`Error::BufferLength`], [`Error::Root`] and [`Error::RootBuffer`] before anything is sent;
     /// [`Error::Collective`] as above.
+    #[track_caller]
     pub fn gather(&self, send: &[u8], recv: Option<&mut [u8]>, dtype: DType, root: usize) -> Result<()> {
         check::whole(OpKind::Gather, send.len(), dtype)?;
         let (core, found) = (&self.inner.core, recv.as_ref().map(|recv| recv.len()));
@@ -127,6 +140,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// As [`gather`](Self::gather).
+    #[track_caller]
     pub fn scatter(&self, send: Option<&[u8]>, recv: &mut [u8], dtype: DType, root: usize) -> Result<()> {
         check::whole(OpKind::Scatter, recv.len(), dtype)?;
         let (core, found) = (&self.inner.core, send.map(<[u8]>::len));
@@ -142,6 +156,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::BufferLength`] before anything is sent; [`Error::Collective`] as above.
+    #[track_caller]
     pub fn all_to_all(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
         self.inner.core.check_divides(OpKind::AllToAll, send.len(), recv.len(), dtype)?;
         self.common(Collective::AllToAll { send, recv, dtype })
@@ -156,6 +171,7 @@ impl ProcessGroup {
     ///
     /// [`Error::BufferLength`], [`Error::Root`] and [`Error::MessageToSelf`] before anything is sent;
     /// [`Error::Collective`] when the group has failed, or when the receiver expects another length or type.
+    #[track_caller]
     pub fn send(&self, buffer: &[u8], dtype: DType, to: usize) -> Result<()> {
         check::whole(OpKind::Message, buffer.len(), dtype)?;
         self.inner.core.check_peer("send", to)?;
@@ -167,6 +183,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// As [`send`](Self::send).
+    #[track_caller]
     pub fn recv(&self, buffer: &mut [u8], dtype: DType, from: usize) -> Result<()> {
         check::whole(OpKind::Message, buffer.len(), dtype)?;
         self.inner.core.check_peer("recv", from)?;
@@ -179,6 +196,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// As [`send`](Self::send).
+    #[track_caller]
     pub fn send_recv(
         &self,
         send: &[u8],
@@ -194,10 +212,12 @@ impl ProcessGroup {
         self.messages(Some((send, to)), Some((recv, from)), dtype)
     }
 
+    #[track_caller]
     fn common(&self, collective: Collective<'_>) -> Result<()> {
         self.inner.core.run(Operation::Collectives(1), |_| collective)
     }
 
+    #[track_caller]
     fn messages(
         &self,
         send: Option<(&[u8], usize)>,

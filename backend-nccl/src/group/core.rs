@@ -1,15 +1,21 @@
 //! What runs a collective: its turn, its deadline, its transport.
 
-use std::time::Duration;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     options::GroupOptions,
     order::{Operation, Order, Ticket},
+    recorder::Messages,
+    watchdog::Watchdog,
 };
 use crate::{
     Error, Result,
     deadline::Deadline,
     failure::Failure,
+    site::CallSite,
     transport::{Call, Collective, Patience, Signature, Transport},
 };
 
@@ -21,38 +27,75 @@ pub(super) struct Core {
     pub(super) options: GroupOptions,
     pub(super) order: Order,
     pub(super) transport: Box<dyn Transport>,
+    pub(super) watchdog: Arc<Watchdog>,
 }
 
 impl Core {
     /// Runs one operation on this thread, in its turn. `operation` makes it from its numbers.
+    #[track_caller]
     pub(super) fn run<'a>(
         &self,
         operation: Operation,
         collective: impl FnOnce(Ticket) -> Collective<'a>,
     ) -> Result<()> {
-        let ticket = self.order.take(operation, |ticket| ticket);
+        let site = CallSite::here();
+        let (ticket, collective) = self.order.take(operation, |ticket| {
+            let collective = collective(ticket);
+            self.note(ticket, operation, collective.signature(ticket.sequence), site);
+            (ticket, collective)
+        });
         let _turn = self.order.wait(ticket);
-        self.execute(ticket.sequence, collective(ticket), Patience::Waiting)
+        self.execute(ticket, collective, Patience::Waiting)
+    }
+
+    /// Notes in the record that an operation has been called.
+    pub(super) fn note(&self, ticket: Ticket, operation: Operation, signature: Signature, site: CallSite) {
+        let messages = match operation {
+            Operation::Collectives(_) => Messages::default(),
+            Operation::Messages { to, from } => Messages {
+                to: to.map(|rank| (rank, ticket.sent)),
+                from: from.map(|rank| (rank, ticket.received)),
+            },
+        };
+        let signature = Signature { sequence: ticket.sequence, ..signature };
+        self.watchdog.recorder.enqueue(ticket.turn, signature, messages, site, Instant::now());
     }
 
     /// Runs one operation whose turn it is.
     pub(super) fn execute(
         &self,
-        sequence: u64,
+        ticket: Ticket,
         collective: Collective<'_>,
         patience: Patience,
     ) -> Result<()> {
         let _abort = AbortOnPanic(self);
         let deadline = Deadline::after(self.options.timeout);
+        let recorder = &self.watchdog.recorder;
+        recorder.start(ticket.turn, deadline.start());
+        let sequence = ticket.sequence;
         let signature = collective.signature(sequence);
-        let call = Call { sequence, deadline, check: self.options.check, patience, part_of: None };
-        self.transport
-            .execute(call, collective)
-            .map_err(|failure| failed(self.rank, self.world_size, signature, deadline.elapsed(), failure))
+        let (check, checksums) = (self.options.check, self.options.checksums);
+        let call = Call { sequence, deadline, check, checksums, patience, part_of: None };
+        let outcome = self.transport.execute(call, collective);
+        recorder.end(ticket.turn, Instant::now(), outcome.is_err());
+        outcome.map_err(|failure| {
+            let cause = failure.clone();
+            let error = self.failed(signature, deadline.elapsed(), failure);
+            self.watchdog.write(&error.to_string(), &cause);
+            error
+        })
+    }
+
+    fn failed(&self, signature: Signature, elapsed: Duration, failure: Failure) -> Error {
+        let (rank, world_size, group) = (self.rank, self.world_size, self.watchdog.name.clone());
+        let Signature { kind: op, sequence, .. } = signature;
+        Error::Collective { op, sequence, rank, world_size, group, elapsed, failure }
     }
 
     pub(super) fn abort(&self, reason: &str) {
-        self.transport.abort(Failure::Aborted { rank: self.rank, reason: reason.to_owned() });
+        let failure = Failure::Aborted { rank: self.rank, reason: reason.to_owned() };
+        self.transport.abort(failure.clone());
+        self.watchdog.write(&failure.to_string(), &failure);
     }
 }
 
@@ -71,14 +114,4 @@ impl Drop for AbortOnPanic<'_> {
             self.0.abort("it panicked in a collective, read its log for the message");
         }
     }
-}
-
-fn failed(
-    rank: usize,
-    world_size: usize,
-    signature: Signature,
-    elapsed: Duration,
-    failure: Failure,
-) -> Error {
-    Error::Collective { op: signature.kind, sequence: signature.sequence, rank, world_size, elapsed, failure }
 }

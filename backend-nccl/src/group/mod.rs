@@ -4,10 +4,14 @@ mod asynchronous;
 mod check;
 mod collectives;
 mod core;
+mod flight;
 mod options;
 mod order;
+mod record;
+mod recorder;
 mod reserved;
 mod split;
+mod watchdog;
 mod work;
 mod worker;
 
@@ -16,9 +20,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
 };
 
-use self::{core::Core, order::Order, worker::Worker};
+use self::{core::Core, order::Order, watchdog::Watchdog, worker::Worker};
 
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
+pub use record::{
+    Answer, FLIGHT_RECORD_VERSION, FlightRecord, Operation, RankStatus, RecordedFailure, State,
+};
 pub use reserved::Reserved;
 pub use work::Work;
 
@@ -28,6 +35,9 @@ use crate::{
     rendezvous::{Environment, Identity, Rendezvous, Secret, listen},
     transport::{self, Buffer, Mesh, Single, Transport},
 };
+
+/// The name of the group of all ranks of a job.
+pub(crate) const WORLD: &str = "world";
 
 /// The ranks that run one program together, seen from one of them.
 ///
@@ -55,7 +65,7 @@ struct Inner {
 impl ProcessGroup {
     /// A group of this process alone. Every collective is the identity.
     pub fn single() -> Self {
-        Self::new(Box::new(Single::default()), Place::ALONE, GroupOptions::default())
+        Self::new(WORLD.into(), Box::new(Single::default()), Place::ALONE, GroupOptions::default())
     }
 
     /// The group that the launcher's environment describes, or [`single`](Self::single) without one.
@@ -122,7 +132,7 @@ impl ProcessGroup {
             local_world_size: environment.local_world_size,
         };
         if place.world_size == 1 {
-            return Ok(Self::new(Box::new(Single::default()), place, options));
+            return Ok(Self::new(WORLD.into(), Box::new(Single::default()), place, options));
         }
         let wish = options.wish(place.rank)?;
         let deadline = Deadline::after(options.connect_timeout);
@@ -134,12 +144,14 @@ impl ProcessGroup {
         let (mesh, connecting) = Mesh::of_job(&rendezvous, options.host_timeout, deadline)?;
         let transport = transport::connect(mesh, connecting, wish, deadline)?;
         log::debug!("rank {} of {} joined {}", place.rank, place.world_size, rendezvous.address);
-        Ok(Self::new(Box::new(transport), place, options))
+        Ok(Self::new(WORLD.into(), Box::new(transport), place, options))
     }
 
-    fn new(transport: Box<dyn Transport>, place: Place, options: GroupOptions) -> Self {
-        let core =
-            Core { rank: place.rank, world_size: place.world_size, options, order: Order::new(), transport };
+    fn new(name: String, transport: Box<dyn Transport>, place: Place, options: GroupOptions) -> Self {
+        let (rank, world_size) = (place.rank, place.world_size);
+        let watchdog = Watchdog::new(name, rank, world_size, transport.name());
+        transport.set_witness(watchdog.clone());
+        let core = Core { rank, world_size, options, order: Order::new(), transport, watchdog };
         let inner = Arc::new(Inner {
             local_rank: place.local_rank,
             local_world_size: place.local_world_size,
@@ -184,6 +196,19 @@ impl ProcessGroup {
     /// of it, gives the same result as on any other memory, only sooner.
     pub fn buffer(&self, len_bytes: usize) -> Buffer {
         self.inner.core.transport.allocate(len_bytes)
+    }
+
+    /// The name of the group in messages and records: `world`, or for a part of a group its name, the number of the split
+    /// and the color, such as `world.0-1`.
+    pub fn name(&self) -> &str {
+        &self.inner.core.watchdog.name
+    }
+
+    /// What this rank has done in the group and what it is doing: the last thousand operations.
+    ///
+    /// The same is written as JSON to the folder that `BURN_NCCL_FLIGHT_RECORD` names when the group fails.
+    pub fn flight_record(&self) -> FlightRecord {
+        self.inner.core.watchdog.record(None)
     }
 
     /// Ends the group on all ranks: calls that wait and all later ones return an error with this reason.

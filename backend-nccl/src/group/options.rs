@@ -30,6 +30,11 @@ pub struct GroupOptions {
     /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of latency.
     /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
     pub check: bool,
+    /// Let payloads carry a CRC32C for each piece of 256 KiB where they travel over TCP, so that bytes that a network
+    /// changes on their way are a [`Failure::Protocol`](crate::Failure::Protocol) that names the sender, not a wrong
+    /// gradient. TCP's own checksum has 16 bits and ends at each middlebox. All ranks must agree. Shared memory and MPI
+    /// carry none. Default: where `BURN_NCCL_DEBUG=1`.
+    pub checksums: bool,
     /// The transport. Default: `None`, what `BURN_NCCL_TRANSPORT` says (`auto`, `tcp`, `shm` or `mpi`), else
     /// [`TransportKind::Auto`].
     pub transport: Option<TransportKind>,
@@ -45,6 +50,7 @@ impl Default for GroupOptions {
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             host_timeout: DEFAULT_HOST_TIMEOUT,
             check: cfg!(debug_assertions) || debug_requested(),
+            checksums: debug_requested(),
             transport: None,
             pretended_hosts: None,
         }
@@ -73,6 +79,12 @@ impl GroupOptions {
     /// Switches the comparison of op, type and length before each collective.
     pub fn with_check(mut self, check: bool) -> Self {
         self.check = check;
+        self
+    }
+
+    /// Switches the checksums of payloads.
+    pub fn with_checksums(mut self, checksums: bool) -> Self {
+        self.checksums = checksums;
         self
     }
 

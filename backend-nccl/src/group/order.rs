@@ -30,7 +30,7 @@ struct State {
 /// The place of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
-    turn: u64,
+    pub(super) turn: u64,
     turns: u64,
     /// The number of the collective, from 1; of the last one before, for messages.
     pub(super) sequence: u64,
@@ -40,6 +40,11 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
+    /// One of the places of a ticket for several collectives, from 0.
+    pub(super) fn place(&self, index: u64) -> Self {
+        Self { turn: self.turn + index, sequence: self.sequence + index, ..*self }
+    }
+
     /// The messages of this ticket: a buffer and the rank it goes to, a buffer and the rank it comes from.
     pub(super) fn exchange<'a>(
         &self,

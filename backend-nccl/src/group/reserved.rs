@@ -2,9 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{ProcessGroup, Work, check, core::Core, order::Operation};
+use super::{
+    ProcessGroup, Work, check,
+    core::Core,
+    order::{Operation, Ticket},
+};
 use crate::{
     Error, Result,
+    site::CallSite,
     transport::{Collective, DType, OpKind, Patience, ReduceOp},
 };
 
@@ -17,9 +22,11 @@ use crate::{
 #[derive(Debug)]
 pub struct Reserved<'a> {
     core: &'a Core,
-    next: u64,
-    end: u64,
+    ticket: Ticket,
+    used: u64,
     places: u64,
+    /// Where they were reserved.
+    site: CallSite,
 }
 
 impl Reserved<'_> {
@@ -79,12 +86,14 @@ impl Reserved<'_> {
     }
 
     fn run(&mut self, collective: Collective<'_>) -> Result<()> {
-        if self.next == self.end {
+        if self.used == self.places {
             return Err(Error::ReservedPlaces { places: self.places });
         }
-        let sequence = self.next;
-        self.next += 1;
-        self.core.execute(sequence, collective, Patience::Background)
+        let ticket = self.ticket.place(self.used);
+        self.used += 1;
+        let signature = collective.signature(ticket.sequence);
+        self.core.note(ticket, Operation::Collectives(1), signature, self.site);
+        self.core.execute(ticket, collective, Patience::Background)
     }
 }
 
@@ -97,25 +106,21 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// All from [`Work::wait`]: what `job` returns, and [`Error::CommunicationThread`] where it panicked.
+    #[track_caller]
     pub fn reserve_async<T: Send + 'static>(
         &self,
         places: u64,
         job: impl FnOnce(&mut Reserved<'_>) -> Result<T> + Send + 'static,
     ) -> Work<T> {
-        self.start(Ok(()), Operation::Collectives(places), move |core, ticket| {
-            run(core, ticket.sequence, places, job)
+        let site = CallSite::here();
+        self.start(Ok(()), None, Operation::Collectives(places), move |core, ticket| {
+            run(Reserved { core, ticket, used: 0, places, site }, job)
         })
     }
 }
 
 /// Runs a job and ends the group where it fails for a reason of its own.
-fn run<T>(
-    core: &Core,
-    first: u64,
-    places: u64,
-    job: impl FnOnce(&mut Reserved<'_>) -> Result<T>,
-) -> Result<T> {
-    let mut reserved = Reserved { core, next: first, end: first + places, places };
+fn run<T>(mut reserved: Reserved<'_>, job: impl FnOnce(&mut Reserved<'_>) -> Result<T>) -> Result<T> {
     let result = catch_unwind(AssertUnwindSafe(|| job(&mut reserved))).unwrap_or_else(|_| {
         let reason = "a job on it panicked, read the log for the message".into();
         Err(Error::CommunicationThread { reason })
@@ -123,7 +128,7 @@ fn run<T>(
     if let Err(error) = &result
         && error.failure().is_none()
     {
-        core.abort(&error.to_string());
+        reserved.core.abort(&error.to_string());
     }
     result
 }

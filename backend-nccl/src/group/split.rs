@@ -33,6 +33,7 @@ impl ProcessGroup {
     ///
     /// What [`all_gather_bytes`](Self::all_gather_bytes) returns; as [`connect`](Self::connect) for the new group, and
     /// then this group is as it was.
+    #[track_caller]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let (inner, core) = (&self.inner, &self.inner.core);
         let place = |rank, world_size| Place {
@@ -43,7 +44,12 @@ impl ProcessGroup {
         };
         let options = core.options.clone();
         let Some(mesh) = core.transport.mesh() else {
-            return Ok(color.map(|_| Self::new(Box::new(Single::default()), place(0, 1), options)));
+            let split = inner.splits.fetch_add(1, Ordering::Relaxed);
+            let part = |color| {
+                let name = format!("{}.{split}-{color}", self.name());
+                Self::new(name, Box::new(Single::default()), place(0, 1), options)
+            };
+            return Ok(color.map(part));
         };
         let (listener, port) = match mesh.listen() {
             Ok((listener, port)) => (Some(listener), Ok(port)),
@@ -58,16 +64,17 @@ impl ProcessGroup {
         let Some(listener) = listener else { unreachable!("a rank without a listener is not a member") };
         let wish = options.wish(core.rank)?;
         let label = format!("{split}/{color}");
+        let name = format!("{}.{split}-{color}", self.name());
         let Some((mesh, connecting)) = mesh.part(&label, &members, listener) else {
             unreachable!("this rank has chosen this color")
         };
         let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
         if world_size == 1 {
-            return Ok(Some(Self::new(Box::new(Single::default()), place(0, 1), options)));
+            return Ok(Some(Self::new(name, Box::new(Single::default()), place(0, 1), options)));
         }
         let deadline = Deadline::after(options.connect_timeout);
         let transport = transport::connect(mesh, connecting, wish, deadline)?;
-        Ok(Some(Self::new(Box::new(transport), place(rank, world_size), options)))
+        Ok(Some(Self::new(name, Box::new(transport), place(rank, world_size), options)))
     }
 
     /// The ranks of one color with their ports, in the order of their new ranks.

@@ -123,6 +123,11 @@ fn present(lookup: &dyn Fn(&str) -> Option<String>) -> impl Fn(&str) -> Option<S
     |name| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
+/// The folder that `BURN_NCCL_FLIGHT_RECORD` names for flight records.
+pub(crate) fn flight_record_folder() -> Option<std::path::PathBuf> {
+    std::env::var_os("BURN_NCCL_FLIGHT_RECORD").filter(|folder| !folder.is_empty()).map(Into::into)
+}
+
 /// Whether `BURN_NCCL_DEBUG=1` asks for checks in a release build.
 pub(crate) fn debug_requested() -> bool {
     std::env::var("BURN_NCCL_DEBUG").is_ok_and(|value| value == "1")

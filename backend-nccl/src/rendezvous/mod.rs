@@ -23,7 +23,7 @@ pub(crate) use admission::Admission;
 pub(crate) use call::{call, join_host_port};
 pub use challenge::Secret;
 pub use environment::Environment;
-pub(crate) use environment::{debug_requested, transport_requested};
+pub(crate) use environment::{debug_requested, flight_record_folder, transport_requested};
 pub(crate) use hello::{Hello, Identity, Role};
 pub(crate) use listen::{listen, listen_everywhere};
 pub use refusal::Refusal;

@@ -18,6 +18,7 @@ use crate::backends;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::ops::{BatchNormSettings, Call, CollectiveBackend};
+use crate::site;
 
 /// Which variance of a training batch enters the running variance.
 ///
@@ -134,6 +135,7 @@ impl SyncBatchNorm {
     ///
     /// # Panics
     /// If the number of channels is not the layer's; without a group, for one value per channel in training.
+    #[track_caller]
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let (output, outcome) = self.normalize(input);
         match (outcome, &self.group) {
@@ -155,18 +157,21 @@ impl SyncBatchNorm {
     ///
     /// # Panics
     /// If the number of channels is not the layer's.
+    #[track_caller]
     pub fn try_forward<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         backends::check()?;
         let (output, outcome) = self.normalize(input);
         outcome.map(|()| output)
     }
 
+    #[track_caller]
     fn normalize<const D: usize>(&self, input: Tensor<D>) -> (Tensor<D>, Result<()>) {
         let [channels] = self.norm.gamma.lazy_shape().dims();
         assert_shape!(input, [_, channels, ..]);
         if !(input.device().is_autodiff() && self.norm.training.is_enabled()) {
             return (self.normalize_by_running(input), Ok(()));
         }
+        let _site = site::enter();
         let call = self.group.as_ref().map(Call::new);
         let settings = BatchNormSettings { epsilon: self.norm.epsilon, call: call.clone() };
         let (gamma, beta) = (self.norm.gamma.val(), self.norm.beta.val());

@@ -1,7 +1,7 @@
 //! The transport of a group of several ranks: control connections, and an engine that moves the data.
 
 use super::{
-    Buffer, Call, Collective, Mesh, Patience, Transport, Wish, control::Control, engine::Engine,
+    Buffer, Call, Collective, Mesh, Patience, Transport, Wish, Witness, control::Control, engine::Engine,
     members::Members, mesh::Connecting, start,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
@@ -35,7 +35,14 @@ pub(crate) fn connect(
     let engine = start::start(&mesh, &control, &mut connecting, wish, deadline)?;
     let meshed = Meshed { mesh, all, control, engine };
     // Rank 0 may close the rendezvous only when no rank needs it any more.
-    let call = Call { sequence: 0, deadline, check: false, patience: Patience::Waiting, part_of: None };
+    let call = Call {
+        sequence: 0,
+        deadline,
+        check: false,
+        checksums: false,
+        patience: Patience::Waiting,
+        part_of: None,
+    };
     meshed.execute(call, Collective::Barrier).map_err(failed)?;
     Ok(meshed)
 }
@@ -46,6 +53,20 @@ impl Meshed {
         // Only now: the end of its data makes a peer look for the reason.
         self.engine.shutdown();
         first
+    }
+
+    /// What a failure is once the others have been asked. One that another rank has told meanwhile comes first, so that
+    /// all report the same.
+    fn examined(&self, failure: Failure) -> Failure {
+        let is_asked_about = matches!(failure, Failure::Deadline { .. } | Failure::Mismatch { .. });
+        match (self.control.witness(), self.control.told()) {
+            (Some(witness), None) if is_asked_about => {
+                let failure = witness.examine(failure, &self.control);
+                self.control.told().unwrap_or(failure)
+            }
+            (_, Some(told)) if is_asked_about => told,
+            _ => failure,
+        }
     }
 }
 
@@ -59,7 +80,9 @@ impl Transport for Meshed {
             return Err(failure);
         }
         let is_common = collective.is_common();
-        self.engine.run(&self.control, &self.all, call, collective).map_err(|failure| self.fail(failure))?;
+        self.engine
+            .run(&self.control, &self.all, call, collective)
+            .map_err(|failure| self.fail(self.examined(failure)))?;
         if is_common {
             self.control.complete(call.sequence);
         }
@@ -72,6 +95,10 @@ impl Transport for Meshed {
 
     fn allocate(&self, len_bytes: usize) -> Buffer {
         self.engine.allocate(len_bytes).unwrap_or_else(|| Buffer::on_heap(len_bytes))
+    }
+
+    fn set_witness(&self, witness: std::sync::Arc<dyn Witness>) {
+        self.control.set_witness(witness);
     }
 
     fn mesh(&self) -> Option<&Mesh> {

@@ -24,6 +24,7 @@ mod shm;
 mod single;
 mod start;
 mod tcp;
+mod witness;
 
 use std::fmt;
 
@@ -35,6 +36,7 @@ pub(crate) use mesh::Mesh;
 pub(crate) use meshed::connect;
 pub(crate) use single::Single;
 pub(crate) use start::Wish;
+pub(crate) use witness::{MAX_ACCOUNT_BYTES, Witness};
 
 use crate::{deadline::Deadline, failure::Failure};
 
@@ -103,6 +105,17 @@ fn message(number: u64, dtype: DType, from: usize, bytes: usize) -> Signature {
     Signature { sequence: number, kind, dtype, op: None, root, bytes }
 }
 
+/// What is recorded of an operation that waits for its turn.
+pub(crate) fn planned(
+    kind: OpKind,
+    dtype: DType,
+    op: Option<ReduceOp>,
+    root: usize,
+    bytes: usize,
+) -> Signature {
+    Signature { sequence: 0, kind, dtype, op, root: root as u32, bytes: bytes as u64 }
+}
+
 impl Collective<'_> {
     /// What is compared between ranks: everything but the contents. Messages have one for each direction instead, see
     /// [`Outgoing::signature`]; theirs here is for records only.
@@ -152,6 +165,8 @@ pub(crate) struct Call {
     /// Compare signatures on all ranks before any data moves. Without it a difference is still an error, but
     /// buffers may have been written by then.
     pub(crate) check: bool,
+    /// Let payloads carry checksums where they travel over a network.
+    pub(crate) checksums: bool,
     /// Who waits for it.
     pub(crate) patience: Patience,
     /// What the group called, where this is a step of it: what ranks compare, since steps can look alike.
@@ -209,6 +224,9 @@ pub(crate) trait Transport: Send + Sync + fmt::Debug {
     fn allocate(&self, len_bytes: usize) -> Buffer {
         Buffer::on_heap(len_bytes)
     }
+
+    /// Who answers other ranks' questions about this one and looks into failures.
+    fn set_witness(&self, _witness: std::sync::Arc<dyn Witness>) {}
 
     /// The connections of the group, over which a sub-group finds its ranks; `None` for a group of one.
     fn mesh(&self) -> Option<&Mesh> {

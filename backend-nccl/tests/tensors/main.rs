@@ -5,6 +5,7 @@
 mod accumulation;
 mod adjoints;
 mod autocast;
+mod call_sites;
 mod clipping;
 mod communication;
 mod data_parallel;

@@ -13,6 +13,7 @@ use crate::amp::{Autocast, GradScaler};
 use crate::ddp::{DistributedDataParallel, UnevenInputs};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::site::{self, Purpose};
 use crate::transport::DType;
 
 /// What a rank tells the others before each step.
@@ -59,6 +60,7 @@ fn plan(statuses: &[u8], mode: UnevenInputs) -> Result<Plan> {
 
 fn exchange(group: &ProcessGroup, own: Status, mode: UnevenInputs) -> Result<Plan> {
     let mut statuses = vec![0; group.world_size()];
+    let _site = site::on_behalf_of(Purpose::Of("the agreement on the next step"));
     group.all_gather(&[own as u8], &mut statuses, DType::U8)?;
     plan(&statuses, mode)
 }

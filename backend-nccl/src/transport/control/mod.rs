@@ -6,6 +6,7 @@
 
 mod link;
 mod notice;
+mod questions;
 mod standing;
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
     net::{Shutdown, TcpStream},
     os::fd::AsFd,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
@@ -29,8 +30,9 @@ use nix::{
 use self::{
     link::{Link, Read},
     notice::{Abort, Notice},
-    standing::{Peer, Posts, Standing},
+    standing::{Answers, Peer, Posts, Standing},
 };
+use super::Witness;
 use crate::{deadline::Deadline, failure::Failure};
 
 pub(crate) use notice::MAX_POST_BYTES;
@@ -59,6 +61,7 @@ struct Shared {
     /// The last collective that this rank has finished.
     completed: AtomicU64,
     wakers: Mutex<Vec<Waker>>,
+    witness: OnceLock<Arc<dyn Witness>>,
     /// Set when the thread is to end.
     closing: AtomicBool,
     bell: EventFd,
@@ -69,6 +72,7 @@ struct State {
     /// By rank; this rank's own stays as it is.
     peers: Vec<Peer>,
     posts: Posts,
+    answers: Answers,
     failure: Option<Failure>,
 }
 
@@ -99,12 +103,18 @@ impl Control {
             rank,
             world_size,
             links,
-            state: Mutex::new(State { peers, posts: Posts::default(), failure: None }),
+            state: Mutex::new(State {
+                peers,
+                posts: Posts::default(),
+                answers: Answers::default(),
+                failure: None,
+            }),
             posted: Condvar::new(),
             changes: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             completed: AtomicU64::new(0),
             wakers: Mutex::default(),
+            witness: OnceLock::new(),
             closing: AtomicBool::new(false),
             bell,
         });
@@ -166,6 +176,15 @@ impl Control {
     /// Has `wake` called after each change, on any thread. It must not block, nor keep this alive.
     pub(crate) fn on_change(&self, wake: Waker) {
         self.shared.wakers.lock().unwrap_or_else(PoisonError::into_inner).push(wake);
+    }
+
+    /// The cause that another rank has told for the end of the group.
+    pub(crate) fn told(&self) -> Option<Failure> {
+        let state = self.shared.lock();
+        state.peers.iter().find_map(|peer| match &peer.standing {
+            Standing::Failed(abort) => Some(abort.failure.clone()),
+            _ => None,
+        })
     }
 
     /// Notes that this rank has finished the collective `sequence`.
@@ -296,11 +315,7 @@ impl Shared {
             match link.read() {
                 Read::Nothing => break,
                 Read::Bytes(bytes) => {
-                    let mut state = self.lock();
-                    let posts = state.peers[link.rank].receive(link.rank, &bytes);
-                    for (label, value) in posts {
-                        state.posts.put(self.world_size, link.rank, label, value);
-                    }
+                    self.take(link, &bytes);
                     changed = true;
                 }
                 Read::End(detail) => {
@@ -317,6 +332,30 @@ impl Shared {
             self.changed();
         }
         ended
+    }
+
+    /// Takes bytes of one peer, and answers what it asks.
+    fn take(&self, link: &Link, bytes: &[u8]) {
+        let rank = link.rank;
+        let (questions, ended) = {
+            let mut state = self.lock();
+            let notices = state.peers[rank].receive(rank, bytes);
+            let mut questions = Vec::new();
+            for notice in notices {
+                match notice {
+                    Notice::Post { label, value } => state.posts.put(self.world_size, rank, label, value),
+                    Notice::Answer { number, account } => state.answers.put(number, rank, account),
+                    Notice::Ask { number, about } => questions.push((number, about)),
+                    Notice::Goodbye { .. } | Notice::Abort(_) => {}
+                }
+            }
+            let ended = match &state.peers[rank].standing {
+                Standing::Failed(abort) if state.failure.is_none() => Some(abort.failure.clone()),
+                _ => None,
+            };
+            (questions, ended)
+        };
+        self.bear_witness(link, questions, ended);
     }
 }
 

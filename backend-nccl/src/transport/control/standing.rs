@@ -57,6 +57,39 @@ impl Posts {
     }
 }
 
+/// Answers to this rank's questions, by number of the question and rank.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    numbers: u64,
+    open: BTreeMap<u64, BTreeMap<usize, Vec<u8>>>,
+}
+
+impl Answers {
+    /// Opens a question.
+    pub(super) fn open(&mut self) -> u64 {
+        self.numbers += 1;
+        self.open.insert(self.numbers, BTreeMap::new());
+        self.numbers
+    }
+
+    /// Keeps an answer; one to a question that is closed is late.
+    pub(super) fn put(&mut self, number: u64, rank: usize, account: Vec<u8>) {
+        if let Some(answers) = self.open.get_mut(&number) {
+            answers.insert(rank, account);
+        }
+    }
+
+    /// Whether this rank has answered.
+    pub(super) fn has(&self, number: u64, rank: usize) -> bool {
+        self.open.get(&number).is_some_and(|answers| answers.contains_key(&rank))
+    }
+
+    /// Closes a question and takes its answers.
+    pub(super) fn close(&mut self, number: u64) -> BTreeMap<usize, Vec<u8>> {
+        self.open.remove(&number).unwrap_or_default()
+    }
+}
+
 /// What a rank knows of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
@@ -66,23 +99,23 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Takes bytes that have come; returns posts, and changes the standing by the rest.
-    pub(super) fn receive(&mut self, rank: usize, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+    /// Takes bytes that have come; changes the standing by what ends it, and returns the rest.
+    pub(super) fn receive(&mut self, rank: usize, bytes: &[u8]) -> Vec<Notice> {
         self.inbox.extend_from_slice(bytes);
-        let mut posts = Vec::new();
+        let mut notices = Vec::new();
         while self.standing == Standing::Here {
             match Notice::take(&mut self.inbox) {
                 Ok(None) => break,
                 Ok(Some(Notice::Goodbye { completed })) => self.standing = Standing::Left { completed },
                 Ok(Some(Notice::Abort(abort))) => self.standing = Standing::Failed(abort),
-                Ok(Some(Notice::Post { label, value })) => posts.push((label, value)),
+                Ok(Some(notice)) => notices.push(notice),
                 Err(detail) => {
                     let failure = Failure::Protocol { rank, detail };
                     self.standing = Standing::Failed(Abort { failure, completed: 0 });
                 }
             }
         }
-        posts
+        notices
     }
 }
 
@@ -116,7 +149,7 @@ mod tests {
     #[test]
     fn a_frame_that_is_none_ends_the_group_and_nothing_after_the_end_counts() {
         let mut peer = Peer::default();
-        assert!(peer.receive(3, &[0; 12]).is_empty());
+        assert!(peer.receive(3, &[0; 16]).is_empty());
         assert!(matches!(peer.standing.obstacle(3, 1), Some(Failure::Protocol { rank: 3, .. })));
         let mut peer = Peer::default();
         let mut bytes = Notice::Goodbye { completed: 1 }.encode();

@@ -251,7 +251,7 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         let rank = self.setting.control.rank();
-        Err(Failure::Mismatch { rank, call: self.expected, peer, peer_call: theirs })
+        Err(Failure::mismatch(rank, self.expected, peer, theirs))
     }
 
     /// Waits a little, unless there is nothing to wait for.

@@ -140,7 +140,7 @@ fn compare(
         state.peers[member].last = Some(theirs);
         if theirs != own.signature {
             let (call, rank) = (own.signature, shm.members[shm.own]);
-            return Err(Failure::Mismatch { rank, call, peer: shm.members[member], peer_call: theirs });
+            return Err(Failure::mismatch(rank, call, shm.members[member], theirs));
         }
         let place = place_of(member);
         posts[place] = found.accept(theirs, shape.source_bytes(place), segment).map_err(wrong)?;

@@ -242,7 +242,7 @@ impl<'a> Receiving<'a> {
         let theirs = found.signature(self.tag).map_err(|detail| self.wrong(shm, detail))?;
         if theirs != self.signature {
             let (rank, peer) = (shm.members[shm.own], shm.members[self.from]);
-            return Err(Failure::Mismatch { rank, call: self.signature, peer, peer_call: theirs });
+            return Err(Failure::mismatch(rank, self.signature, peer, theirs));
         }
         let segment = &shm.segments[self.from];
         found.accept(theirs, self.buffer.len(), segment).map_err(|detail| self.wrong(shm, detail))

@@ -80,8 +80,14 @@ impl Rank {
     fn try_among(&mut self, among: &Members, collective: Collective<'_>) -> Result<(), Failure> {
         self.sequence += 1;
         let deadline = Deadline::after(self.limit);
-        let call =
-            Call { sequence: self.sequence, deadline, check: true, patience: self.patience, part_of: None };
+        let call = Call {
+            sequence: self.sequence,
+            deadline,
+            check: true,
+            checksums: false,
+            patience: self.patience,
+            part_of: None,
+        };
         let result = self.shm.run(&self.control, among, call, collective);
         match result {
             Ok(()) => {
@@ -414,6 +420,7 @@ fn a_shutdown_ends_a_wait_on_another_thread() {
                 sequence: 1,
                 deadline: Deadline::after(LIMIT),
                 check: true,
+                checksums: false,
                 patience: Patience::Background,
                 part_of: None,
             };

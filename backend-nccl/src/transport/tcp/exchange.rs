@@ -12,7 +12,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Peer, Tcp, lane::Lane};
+use super::{Peer, Tcp, header, lane::Lane};
 use crate::{
     deadline::Deadline,
     failure::Failure,
@@ -20,9 +20,8 @@ use crate::{
         Call, Collective, DType, ReduceOp, Signature,
         buffers::Buffers,
         control::Control,
-        frame::HEADER_BYTES,
         members::Members,
-        plan::{CHUNK_BYTES, Phase, Plan},
+        plan::{CHUNK_BYTES, Phase, Piece, Plan},
         reduce::fold,
     },
 };
@@ -56,7 +55,7 @@ struct Exchange<'a> {
     call: Call,
     /// What this rank must hear from the others.
     expected: Signature,
-    header: [u8; HEADER_BYTES],
+    header: [u8; header::BYTES],
     plan: Plan,
     reduction: Option<(DType, ReduceOp)>,
     buffers: Buffers<'a>,
@@ -91,19 +90,19 @@ impl<'a> Exchange<'a> {
         let buffers = Buffers::new(collective, place, among.len());
         let lanes: Vec<Lane> = (0..among.len())
             .filter(|peer| *peer != place && plan.involves(*peer))
-            .map(|peer| Lane::new(&plan, place, peer, tcp.link(among.rank(peer))))
+            .map(|peer| Lane::new(&plan, place, peer, tcp.link(among.rank(peer)), call.checksums))
             .collect();
         if reduction.is_some() {
             let bytes = own.len().min(CHUNK_BYTES);
             lanes.iter().for_each(|lane| grow(&mut peers[lane.link].scratch, bytes));
         }
-        let headers_due = lanes.iter().filter(|lane| lane.receiving.header < HEADER_BYTES).count();
+        let headers_due = lanes.iter().filter(|lane| lane.receiving.header < header::BYTES).count();
         Self {
             parties,
             peers,
             call,
             expected,
-            header: announced.encode(tcp.tag),
+            header: header::encode(&announced, tcp.tag, call.checksums),
             plan,
             reduction,
             buffers,
@@ -140,6 +139,9 @@ impl<'a> Exchange<'a> {
         let Some(piece) = &cursor.piece else { return &[] };
         if self.call.check && self.is_common && self.headers_due > 0 {
             return &[];
+        }
+        if let Some(trailer) = cursor.trailer() {
+            return trailer;
         }
         let start = piece.range.start + cursor.done;
         let (own, peer) = (self.parties.among.own(), self.lanes[lane].place);
@@ -179,11 +181,24 @@ impl<'a> Exchange<'a> {
             self.lanes[lane].sending.open = false;
             return Ok(false);
         };
+        let sent = count.saturating_sub(header);
+        if self.call.checksums {
+            self.sum_sent(lane, sent);
+        }
         let cursor = &mut self.lanes[lane].sending;
         cursor.open = count == offered;
         cursor.header += count.min(header);
-        cursor.advance(count.saturating_sub(header));
+        if cursor.advance(sent) {
+            cursor.next();
+        }
         Ok(true)
+    }
+
+    /// Takes bytes that have been sent into the checksum of their piece.
+    fn sum_sent(&mut self, lane: usize, sent: usize) {
+        let sum = self.lanes[lane].sending.sum();
+        let sum = sum.map(|sum| crc32c::crc32c_append(sum, &self.payload(lane)[..sent]));
+        self.lanes[lane].sending.set_sum(sum);
     }
 
     /// Receives what the socket holds for the current piece in one call; whether anything moved.
@@ -192,7 +207,8 @@ impl<'a> Exchange<'a> {
             return Ok(false);
         }
         let mut socket = self.socket(lane);
-        let reads_header = self.lanes[lane].receiving.header < HEADER_BYTES;
+        let reads_header = self.lanes[lane].receiving.header < header::BYTES;
+        let sum = self.lanes[lane].receiving.sum().filter(|_| !reads_header);
         let space = if reads_header {
             let lane = &mut self.lanes[lane];
             Some(&mut lane.header[lane.receiving.header..])
@@ -202,6 +218,10 @@ impl<'a> Exchange<'a> {
         let Some(space) = space else { return Ok(false) };
         let wanted = space.len();
         let result = socket.read(space);
+        if let (Ok(count), Some(sum)) = (&result, sum) {
+            let sum = crc32c::crc32c_append(sum, &space[..*count]);
+            self.lanes[lane].receiving.set_sum(Some(sum));
+        }
         if matches!(result, Ok(0)) {
             return Err(self.ended(lane, "its connection ended"));
         }
@@ -216,13 +236,16 @@ impl<'a> Exchange<'a> {
                 self.compare(lane)?;
             }
         } else {
-            self.landed(lane, count);
+            self.landed(lane, count)?;
         }
         Ok(true)
     }
 
     /// Where the current piece of this peer goes, or `None` while it must wait for the fold.
     fn space(&mut self, lane: usize) -> Option<&mut [u8]> {
+        if self.lanes[lane].receiving.trailer().is_some() {
+            return self.lanes[lane].receiving.trailer_mut();
+        }
         let cursor = &self.lanes[lane].receiving;
         let piece = cursor.piece.as_ref()?;
         let (own, peer) = (self.parties.among.own(), self.lanes[lane].place);
@@ -243,23 +266,38 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Accounts for payload that has arrived, and folds a chunk when its last version is there.
-    fn landed(&mut self, lane: usize, count: usize) {
+    /// Accounts for payload that has arrived, and folds a chunk when its last version is there. Where pieces carry
+    /// checksums nothing counts, and nothing is sent on, before the one of its piece has come.
+    fn landed(&mut self, lane: usize, count: usize) -> Result<(), Failure> {
         let cursor = &mut self.lanes[lane].receiving;
+        let completes = cursor.advance(count);
+        if !cursor.is_sound() {
+            let detail = "the checksum of a part of the payload differs, its bytes were changed on the way";
+            return Err(Failure::Protocol { rank: self.rank(lane), detail: detail.to_owned() });
+        }
         let phase = cursor.piece.as_ref().map(|piece| piece.phase);
-        let completed = cursor.advance(count);
+        let completed = if completes { cursor.next() } else { None };
         if phase != Some(Phase::Scatter) {
-            return;
+            return Ok(());
         }
-        let Some((dtype, op)) = self.reduction else {
-            self.ready += count;
-            return;
-        };
-        let Some(piece) = completed else { return };
-        self.arrived += 1;
-        if self.arrived < self.lanes.len() {
-            return;
+        if self.reduction.is_none() {
+            self.ready += match (&completed, self.call.checksums) {
+                (_, false) => count,
+                (Some(piece), true) => piece.range.len(),
+                (None, true) => 0,
+            };
+        } else if let Some(piece) = completed {
+            self.arrived += 1;
+            if self.arrived == self.lanes.len() {
+                self.fold(&piece);
+            }
         }
+        Ok(())
+    }
+
+    /// Folds a chunk of which all versions have arrived.
+    fn fold(&mut self, piece: &Piece) {
+        let Some((dtype, op)) = self.reduction else { return };
         let place = self.parties.among.own();
         let own = self.plan.own(place).start;
         let target = own + piece.range.start..own + piece.range.end;
@@ -278,7 +316,7 @@ impl<'a> Exchange<'a> {
     /// Compares a header that is complete with what this rank expects.
     fn compare(&mut self, lane: usize) -> Result<(), Failure> {
         let peer = self.rank(lane);
-        let theirs = Signature::decode(&self.lanes[lane].header, self.parties.tcp.tag)
+        let theirs = header::decode(&self.lanes[lane].header, self.parties.tcp.tag, self.call.checksums)
             .map_err(|detail| Failure::Protocol { rank: peer, detail })?;
         self.peers[self.lanes[lane].link].last = Some(theirs);
         self.headers_due -= 1;
@@ -286,7 +324,7 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         let rank = self.parties.control.rank();
-        Err(Failure::Mismatch { rank, call: self.expected, peer, peer_call: theirs })
+        Err(Failure::mismatch(rank, self.expected, peer, theirs))
     }
 
     /// The group's rank of the peer of a lane.
@@ -400,10 +438,10 @@ impl<'a> Exchange<'a> {
     /// The events that would let this lane go on.
     fn interest(&mut self, lane: usize) -> PollFlags {
         let mut events = PollFlags::empty();
-        if self.lanes[lane].receiving.header < HEADER_BYTES || self.space(lane).is_some() {
+        if self.lanes[lane].receiving.header < header::BYTES || self.space(lane).is_some() {
             events |= PollFlags::POLLIN;
         }
-        if self.lanes[lane].sending.header < HEADER_BYTES || !self.payload(lane).is_empty() {
+        if self.lanes[lane].sending.header < header::BYTES || !self.payload(lane).is_empty() {
             events |= PollFlags::POLLOUT;
         }
         events
@@ -414,7 +452,7 @@ impl<'a> Exchange<'a> {
     fn late(&self) -> Failure {
         let lanes = || self.lanes.iter().enumerate();
         let mut late: Vec<usize> = lanes()
-            .filter(|(_, lane)| lane.receiving.header < HEADER_BYTES)
+            .filter(|(_, lane)| lane.receiving.header < header::BYTES)
             .map(|(index, _)| index)
             .collect();
         if late.is_empty() {

@@ -1,6 +1,7 @@
 //! The TCP transport: one data connection for each pair of ranks, pairwise exchange.
 
 mod exchange;
+mod header;
 mod lane;
 
 use std::{
