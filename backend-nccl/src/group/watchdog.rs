@@ -225,12 +225,25 @@ struct Missed {
 }
 
 impl Missed {
-    /// The same after the ranks have told how they stand: missing are those that do not answer and those that have not
-    /// come to the collective `sequence`. Where all have come, the transport knows better who is behind.
+    /// The same after the ranks have told how they stand. Missing are those that say that they have not come to the
+    /// collective `sequence`, and those that the transport misses and that do not say that they have. Where that leaves
+    /// nobody the silent ones are missing, and where all have come the transport knows better who is behind.
     fn told(mut self, ranks: &[RankStatus], sequence: Option<u64>) -> Self {
-        let missing: Vec<usize> = match sequence {
-            Some(sequence) => ranks.iter().filter(|it| !has_come(it, sequence)).map(|it| it.rank).collect(),
+        let come = |status: &RankStatus| {
+            status.answer.as_ref().map(|answer| sequence.is_none_or(|sequence| has_come(answer, sequence)))
+        };
+        let all = |is_meant: &dyn Fn(&RankStatus) -> bool| -> Vec<usize> {
+            ranks.iter().filter(|status| is_meant(status)).map(|status| status.rank).collect()
+        };
+        let missing = match sequence {
             None => Vec::new(),
+            Some(_) => {
+                let absent = all(&|status| match come(status) {
+                    Some(come) => !come,
+                    None => self.missing.contains(&status.rank),
+                });
+                if absent.is_empty() { all(&|status| come(status).is_none()) } else { absent }
+            }
         };
         let known = |rank: usize| {
             let at = self.missing.iter().position(|other| *other == rank)?;
@@ -252,8 +265,8 @@ fn newest(answer: &Answer) -> Option<Signature> {
     answer.pending.as_ref().or(answer.finished.as_ref()).map(|operation| operation.signature)
 }
 
-fn has_come(status: &RankStatus, sequence: u64) -> bool {
-    status.answer.as_ref().and_then(newest).is_some_and(|signature| signature.sequence >= sequence)
+fn has_come(answer: &Answer, sequence: u64) -> bool {
+    newest(answer).is_some_and(|signature| signature.sequence >= sequence)
 }
 
 /// Whether `rank` is the one to report: the lowest of those that wait in the same collective and whose deadline has
@@ -318,6 +331,15 @@ mod tests {
         let seen_before = operation(4).signature;
         let told = missed(vec![3, 4], vec![Some(seen_before), None]).told(&ranks, Some(5));
         assert_eq!(told, missed(vec![1, 3], vec![Some(operation(2).signature), Some(seen_before)]));
+    }
+
+    #[test]
+    fn a_slow_answer_does_not_make_a_rank_missing_that_the_transport_has_seen() {
+        let silent = |rank| RankStatus { rank, answer: None };
+        let ranks = [status(0, 4, Some(5)), silent(1), silent(2)];
+        assert_eq!(missed(vec![2], vec![None]).told(&ranks, Some(5)).missing, [2]);
+        let ranks = [status(0, 4, Some(5)), status(1, 4, Some(5)), silent(2)];
+        assert_eq!(missed(vec![1], vec![None]).told(&ranks, Some(5)).missing, [2]);
     }
 
     #[test]

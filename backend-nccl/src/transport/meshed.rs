@@ -32,7 +32,14 @@ pub(crate) fn connect(
     let failed = |failure| Error::SetUp { rank, world_size, failure };
     let connections = connecting.connect(Role::Control, &others, deadline)?;
     let control = Control::start(rank, world_size, connections, mesh.host_timeout).map_err(failed)?;
-    let engine = start::start(&mesh, &control, &mut connecting, wish, deadline)?;
+    let engine = start::start(&mesh, &control, &mut connecting, wish, deadline).inspect_err(|error| {
+        // Otherwise the others would see this rank's end and take it for the cause.
+        let failure = match error {
+            Error::SetUp { failure, .. } => failure.clone(),
+            error => Failure::Aborted { rank, reason: error.to_string() },
+        };
+        control.fail(failure);
+    })?;
     let meshed = Meshed { mesh, all, control, engine };
     // Rank 0 may close the rendezvous only when no rank needs it any more.
     let call = Call {
