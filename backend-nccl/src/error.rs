@@ -221,7 +221,7 @@ pub enum Error {
         /// Time from the start of the call to the failure, zero if the group had failed before.
         elapsed: Duration,
         /// The cause, the same on every rank.
-        failure: Failure,
+        failure: Box<Failure>,
     },
     /// A buffer whose size does not fit the call.
     #[error("{op}: the {buffer} buffer has {found} bytes, expected {expected}")]

@@ -51,22 +51,20 @@ pub enum Failure {
     #[error(
         "rank {rank} called {} while rank {peer} called {}; every rank must make the same collective \
          calls, in the same order and with the same sizes",
-        Called(call, called_at),
-        Called(peer_call, peer_called_at)
+        Called(call, sites.as_ref().and_then(|sites| sites.call.as_deref())),
+        Called(peer_call, sites.as_ref().and_then(|sites| sites.peer_call.as_deref()))
     )]
     Mismatch {
         /// The rank that noticed.
         rank: usize,
         /// What it called.
         call: Signature,
-        /// Where its program did, `file:line:column`.
-        called_at: Option<String>,
         /// The rank it differs from.
         peer: usize,
         /// What that rank called.
         peer_call: Signature,
-        /// Where that rank's program did, if it has said so.
-        peer_called_at: Option<String>,
+        /// Where their programs did, once they have been asked.
+        sites: Option<Box<CallSites>>,
     },
     /// A rank ended the group on purpose.
     #[error("rank {rank} ended the group: {reason}")]
@@ -113,8 +111,17 @@ pub enum Failure {
 impl Failure {
     /// A mismatch as a transport finds it, before anybody is asked where the calls were made.
     pub(crate) fn mismatch(rank: usize, call: Signature, peer: usize, peer_call: Signature) -> Self {
-        Self::Mismatch { rank, call, called_at: None, peer, peer_call, peer_called_at: None }
+        Self::Mismatch { rank, call, peer, peer_call, sites: None }
     }
+}
+
+/// Where two calls that differ were made: `file:line:column`, and what for; `None` for a rank that has not said so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallSites {
+    /// Of the rank that noticed.
+    pub call: Option<String>,
+    /// Of the rank it differs from.
+    pub peer_call: Option<String>,
 }
 
 /// Ranks for a sentence: `rank 2`, or `ranks 2, 3`.
@@ -128,7 +135,7 @@ impl fmt::Display for Ranks<'_> {
 }
 
 /// A call, and where it was made if that is known.
-struct Called<'a>(&'a Signature, &'a Option<String>);
+struct Called<'a>(&'a Signature, Option<&'a str>);
 
 impl fmt::Display for Called<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,7 +144,7 @@ impl fmt::Display for Called<'_> {
         if call.kind != OpKind::Barrier {
             write!(f, ", {} elements,", call.bytes / call.dtype.size_bytes() as u64)?;
         }
-        place.as_ref().map_or(Ok(()), |place| write!(f, " at {place}"))
+        place.map_or(Ok(()), |place| write!(f, " at {place}"))
     }
 }
 

@@ -113,7 +113,7 @@ pub mod transport;
 pub use ddp::{DdpConfig, DistributedDataParallel};
 pub use deadline::Deadline;
 pub use error::{Error, Result};
-pub use failure::Failure;
+pub use failure::{CallSites, Failure};
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
 pub use ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};

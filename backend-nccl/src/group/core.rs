@@ -89,7 +89,7 @@ impl Core {
     fn failed(&self, signature: Signature, elapsed: Duration, failure: Failure) -> Error {
         let (rank, world_size, group) = (self.rank, self.world_size, self.watchdog.name.clone());
         let Signature { kind: op, sequence, .. } = signature;
-        Error::Collective { op, sequence, rank, world_size, group, elapsed, failure }
+        Error::Collective { op, sequence, rank, world_size, group, elapsed, failure: Box::new(failure) }
     }
 
     pub(super) fn abort(&self, reason: &str) {

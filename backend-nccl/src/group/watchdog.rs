@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    failure::Failure,
+    failure::{CallSites, Failure},
     rendezvous::flight_record_folder,
     transport::{MAX_ACCOUNT_BYTES, OpKind, Signature, Witness, control::Control},
 };
@@ -191,14 +191,8 @@ impl Witness for Watchdog {
                 let about = about.and_then(|account| read(&account)?.about);
                 let own = self.recorder.position().pending;
                 let site = |operation: Option<Operation>| operation.map(|operation| operation.site());
-                Failure::Mismatch {
-                    rank,
-                    call,
-                    called_at: site(own),
-                    peer,
-                    peer_call,
-                    peer_called_at: site(about),
-                }
+                let sites = Some(Box::new(CallSites { call: site(own), peer_call: site(about) }));
+                Failure::Mismatch { rank, call, peer, peer_call, sites }
             }
             failure => failure,
         }
