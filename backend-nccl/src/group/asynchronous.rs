@@ -33,9 +33,10 @@ impl ProcessGroup {
     where
         B: AsMut<[u8]> + Send + 'static,
     {
-        let checked = check::reduction(op, dtype)
-            .and_then(|()| check::whole(OpKind::AllReduce, buffer.as_mut().len(), dtype));
-        let planned = planned(OpKind::AllReduce, dtype, Some(op), 0, buffer.as_mut().len());
+        let bytes = buffer.as_mut().len();
+        let checked =
+            check::reduction(op, dtype).and_then(|()| check::whole(OpKind::AllReduce, bytes, dtype));
+        let planned = planned(OpKind::AllReduce, dtype, Some(op), 0, bytes);
         self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective = Collective::AllReduce { buffer: buffer.as_mut(), dtype, op };
             core.execute(ticket, collective, PATIENCE).map(|()| buffer)
@@ -52,9 +53,10 @@ impl ProcessGroup {
     where
         B: AsMut<[u8]> + Send + 'static,
     {
-        let checked = check::whole(OpKind::Broadcast, buffer.as_mut().len(), dtype)
+        let bytes = buffer.as_mut().len();
+        let checked = check::whole(OpKind::Broadcast, bytes, dtype)
             .and_then(|()| self.inner.core.check_root(OpKind::Broadcast, root));
-        let planned = planned(OpKind::Broadcast, dtype, None, root, buffer.as_mut().len());
+        let planned = planned(OpKind::Broadcast, dtype, None, root, bytes);
         self.start(checked, Some(planned), Operation::Collectives(1), move |core, ticket| {
             let collective = Collective::Broadcast { buffer: buffer.as_mut(), dtype, root };
             core.execute(ticket, collective, PATIENCE).map(|()| buffer)
@@ -219,9 +221,10 @@ impl ProcessGroup {
     where
         B: AsMut<[u8]> + Send + 'static,
     {
-        let checked = check::whole(OpKind::Message, buffer.as_mut().len(), dtype)
+        let bytes = buffer.as_mut().len();
+        let checked = check::whole(OpKind::Message, bytes, dtype)
             .and_then(|()| self.inner.core.check_peer("recv", from));
-        let planned = planned(OpKind::Message, dtype, None, from, buffer.as_mut().len());
+        let planned = planned(OpKind::Message, dtype, None, from, bytes);
         self.start(
             checked,
             Some(planned),
@@ -252,11 +255,12 @@ impl ProcessGroup {
         R: AsMut<[u8]> + Send + 'static,
     {
         let core = &self.inner.core;
-        let checked = check::whole(OpKind::Message, send.as_ref().len(), dtype)
-            .and_then(|()| check::whole(OpKind::Message, recv.as_mut().len(), dtype))
+        let (sent, received) = (send.as_ref().len(), recv.as_mut().len());
+        let checked = check::whole(OpKind::Message, sent, dtype)
+            .and_then(|()| check::whole(OpKind::Message, received, dtype))
             .and_then(|()| core.check_peer("send_recv", to))
             .and_then(|()| core.check_peer("send_recv", from));
-        let planned = planned(OpKind::Message, dtype, None, to, send.as_ref().len() + recv.as_mut().len());
+        let planned = planned(OpKind::Message, dtype, None, to, sent + received);
         self.start(
             checked,
             Some(planned),
