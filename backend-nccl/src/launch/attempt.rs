@@ -7,7 +7,7 @@ use super::{
     output::Output,
     protocol::{News, NodeEnd},
     report::{read_report, seconds_since_epoch},
-    signals::Signals,
+    signals::{Requests, Signals},
     spawn::RankProcess,
     watch::Watch,
 };
@@ -31,6 +31,7 @@ pub(super) fn run_ranks(
     host: &str,
     signals: &Signals,
     link: &mut Link,
+    requests: &mut Requests,
 ) -> Result<Done, LaunchError> {
     let config = job.config;
     let error_folder = ErrorFolder::create(&job.attempt.run_id, config.node_rank)?;
@@ -43,7 +44,7 @@ pub(super) fn run_ranks(
     }
     let output = Output::start(streams, config.nproc_per_node)?;
     link.send(News::Started { pids: ranks.processes.iter().map(RankProcess::pid).collect() });
-    let lost = Watch::new(&mut ranks.processes, config).until_all_ended(signals, link)?;
+    let lost = Watch::new(&mut ranks.processes, config, requests).until_all_ended(signals, link)?;
     let ended: Vec<_> = ranks.processes.iter().filter_map(|process| end_of(process, job, host)).collect();
     // Kills what the ranks have left behind, so that nobody holds their pipes open.
     drop(ranks);

@@ -46,7 +46,9 @@ impl Course {
     /// The launcher of `node` got a signal, which is the cause of the end unless another node has failed before.
     pub(super) fn signal(&mut self, node: usize, signal: i32, is_cause: bool) -> Vec<Command> {
         self.is_signalled = true;
-        if is_cause && self.failed.is_none_or(|failed| failed == node) {
+        // Of a node whose ranks have all ended it cannot be what ended them.
+        let may_be_cause = |failed| failed == node && self.nodes[node].end.is_none();
+        if is_cause && self.failed.is_none_or(may_be_cause) {
             self.interrupted.get_or_insert(signal);
         }
         self.stop_others(node, Stop::Signal(signal))

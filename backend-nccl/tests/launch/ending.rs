@@ -7,7 +7,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{all_gone, burnrun, finish, is_alive, pids, run, sorted_lines, text};
+use crate::{all_gone, burnrun, finish, is_alive, pids, run, sorted_lines, text, wait_for};
 
 #[test]
 fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
@@ -113,6 +113,24 @@ fn a_signal_that_reaches_the_ranks_first_is_still_the_cause() {
     let output = finish(child);
     assert_eq!(output.status.code(), Some(143));
     assert_eq!(text(&output.stderr), "error: the job was ended by SIGTERM\n");
+}
+
+#[test]
+fn a_signal_while_a_failed_attempt_ends_is_the_last_word_on_restarts() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let told = folder.path().join("told");
+    let script = format!(
+        "[ $BURN_NCCL_RESTART_COUNT = 0 ] || exit 0; [ $RANK = 1 ] && exit 3; \
+         trap 'echo > {}' TERM; while :; do sleep 0.1; done",
+        told.display()
+    );
+    let options = ["--nproc-per-node", "2", "--max-restarts", "3", "--grace-seconds", "4"];
+    let child = burnrun(&options, &script).spawn().expect("burnrun starts");
+    wait_for("rank 0 to be told to end", || told.exists().then_some(()));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("signalled");
+    let output = finish(child);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stderr).contains("were not started again: a signal came\n"), "{output:?}");
 }
 
 #[test]

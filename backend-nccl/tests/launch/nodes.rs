@@ -245,6 +245,23 @@ fn a_second_signal_kills_the_ranks_of_all_nodes_at_once() {
 }
 
 #[test]
+fn the_same_request_to_each_launcher_is_not_a_second_one() {
+    let (port, folder) = (port(), tempfile::tempdir().expect("a temporary folder"));
+    let script = format!(
+        "trap 'sleep 3; exit 75' TERM; echo $$ > {}/$RANK; while :; do sleep 0.1; done",
+        folder.path().display()
+    );
+    let children = two(&port, &[], &script);
+    pids(folder.path(), 4);
+    send(&children[0], Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(1300));
+    send(&children[1], Signal::SIGTERM);
+    for output in ends(children) {
+        assert_eq!(output.status.code(), Some(75), "{output:?}");
+    }
+}
+
+#[test]
 fn other_signals_are_passed_on_and_end_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let script = format!(
