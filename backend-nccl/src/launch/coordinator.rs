@@ -126,7 +126,7 @@ impl Coordinator {
             News::Failed => self.fail(node),
             News::Signalled { signal, is_cause } => self.signal(node, signal, is_cause),
             News::Kill => match &self.phase {
-                Phase::Running(run) => run.stop_others(node, Stop::Kill),
+                Phase::Running(run) => run.stop_all(Stop::Kill),
                 _ => Vec::new(),
             },
             News::Ended(end) => {
@@ -468,9 +468,10 @@ mod tests {
     #[test]
     fn a_signal_on_one_node_stops_all_and_is_the_cause_unless_another_node_failed_before() {
         let mut job = Job::running(&[1, 1], 1);
-        let stop = Order::Stop(Stop::Signal(15));
-        assert_eq!(job.hear(1, News::Signalled { signal: 15, is_cause: true }), [(0, stop)]);
-        assert_eq!(job.hear(1, News::Kill), [(0, Order::Stop(Stop::Kill))]);
+        // Its sender is told as well: it may have got the order to start after it got the signal.
+        let all = |stop| [0, 1].map(|node| (node, Order::Stop(stop)));
+        assert_eq!(job.hear(1, News::Signalled { signal: 15, is_cause: true }), all(Stop::Signal(15)));
+        assert_eq!(job.hear(1, News::Kill), all(Stop::Kill));
         job.end(1, &[Ending::Signal(15)], NOW);
         let finish = finished(&job.end(0, &[Ending::Signal(9)], NOW), &[0, 1]);
         assert_eq!(finish, Finish::Outcome(Outcome::Interrupted { signal: 15, killed: vec![0] }));

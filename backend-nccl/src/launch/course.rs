@@ -51,7 +51,13 @@ impl Course {
         if is_cause && self.failed.is_none_or(may_be_cause) {
             self.interrupted.get_or_insert(signal);
         }
-        self.stop_others(node, Stop::Signal(signal))
+        // Its own ranks, too: it may have had none yet when the signal came, and the order to start them crossed the news.
+        self.stop_all(Stop::Signal(signal))
+    }
+
+    /// Orders for all nodes whose ranks have not ended.
+    pub(super) fn stop_all(&self, stop: Stop) -> Vec<Command> {
+        self.stop_others(self.nodes.len(), stop)
     }
 
     /// Orders for all nodes but `node` whose ranks have not ended.
