@@ -24,8 +24,8 @@ use std::{
 /// signal, a second or more after the first, kills them. SIGUSR1 and SIGUSR2 are passed on to the ranks of this node.
 ///
 /// The exit code is the same on all nodes: 0 when all ranks succeed, else that of the rank that failed first, or 128 + N
-/// when signal N ended that rank or burnrun itself; 75 when all ranks left with 75, by which a rank says that it was asked
-/// to stop and can go on later; 1 when the job cannot be started or a node is lost, 2 when the options are wrong. Ranks
+/// when signal N ended that rank or burnrun itself; 75 when all ranks left with 75, or the first to end did and the others
+/// ended because of it, by which a rank says that it was asked to stop and can go on later; 1 when the job cannot be started or a node is lost, 2 when the options are wrong. Ranks
 /// that leave with 2 or 75 are not started again.
 #[derive(Parser)]
 #[command(

@@ -124,6 +124,7 @@ impl Coordinator {
                 Vec::new()
             }
             News::Failed => self.fail(node),
+            News::Leaving => self.leave(node),
             News::Signalled { signal, is_cause } => self.signal(node, signal, is_cause),
             News::Kill => match &self.phase {
                 Phase::Running(run) => run.stop_all(Stop::Kill),
@@ -131,7 +132,7 @@ impl Coordinator {
             },
             News::Ended(end) => {
                 let end = end.on_clock_of_receiver(at);
-                let has_failed = end.ends.iter().any(|end| end.failed());
+                let has_failed = end.ends.iter().any(|end| end.ending.is_failure());
                 self.end(node, end, has_failed, now)
             }
             News::CannotStart { reason } => {
@@ -214,6 +215,14 @@ impl Coordinator {
         }
     }
 
+    /// A rank of `node` has left to go on later.
+    fn leave(&mut self, node: usize) -> Vec<Command> {
+        match &mut self.phase {
+            Phase::Running(run) => run.leave(node),
+            _ => Vec::new(),
+        }
+    }
+
     fn signal(&mut self, node: usize, signal: i32, is_cause: bool) -> Vec<Command> {
         match &mut self.phase {
             Phase::Running(run) => run.signal(node, signal, is_cause),
@@ -226,7 +235,12 @@ impl Coordinator {
     }
 
     fn end(&mut self, node: usize, end: NodeEnd, has_failed: bool, now: Instant) -> Vec<Command> {
-        let mut commands = if has_failed { self.fail(node) } else { Vec::new() };
+        let has_left = end.ends.iter().any(|end| end.failed());
+        let mut commands = match (has_failed, has_left) {
+            (true, _) => self.fail(node),
+            (false, true) => self.leave(node),
+            (false, false) => Vec::new(),
+        };
         if let Phase::Running(run) = &mut self.phase {
             run.nodes[node].end.get_or_insert(end);
         }
@@ -462,6 +476,19 @@ mod tests {
         assert_eq!(failure_of(job.end(0, &[FAILED], NOW)).not_restarted.as_deref(), Some("a signal came"));
         let mut job = Job::running(&[1], 3);
         let stopped = finished(&job.end(0, &[Ending::Code(75)], NOW), &[0]);
+        assert_eq!(stopped, Finish::Outcome(Outcome::Stopped { signal: None }));
+    }
+
+    #[test]
+    fn ranks_that_leave_to_go_on_later_give_the_others_time_and_start_nothing_again() {
+        let mut job = Job::running(&[1, 1, 1], 3);
+        let leaving = |node| (node, Order::Stop(Stop::Leaving));
+        assert_eq!(job.hear(1, News::Leaving), [leaving(0), leaving(2)]);
+        assert_eq!(job.end(1, &[Ending::Code(75)], [AT - 1.0, AT]), []);
+        // This one has seen its peer go.
+        assert_eq!(job.hear(2, News::Failed), [(0, Order::Stop(Stop::Failure))]);
+        job.end(2, &[FAILED], NOW);
+        let stopped = finished(&job.end(0, &[Ending::Code(75)], NOW), &[0, 1, 2]);
         assert_eq!(stopped, Finish::Outcome(Outcome::Stopped { signal: None }));
     }
 

@@ -10,6 +10,8 @@ pub(super) struct Course {
     pub(super) nodes: Vec<Participant>,
     /// The node on which a rank failed first, as far as it was heard.
     failed: Option<usize>,
+    /// A rank has left to go on later.
+    is_leaving: bool,
     /// A launcher got a signal, so that there is no restart.
     pub(super) is_signalled: bool,
     /// The signal that is the cause of the end.
@@ -35,6 +37,14 @@ impl Course {
         }
         self.failed = Some(node);
         self.stop_others(node, Stop::Failure)
+    }
+
+    /// A rank of `node` has left to go on later: the others are told, once.
+    pub(super) fn leave(&mut self, node: usize) -> Vec<Command> {
+        if self.failed.is_some() || std::mem::replace(&mut self.is_leaving, true) {
+            return Vec::new();
+        }
+        self.stop_others(node, Stop::Leaving)
     }
 
     /// Takes note of the loss of `node` at the time `at`. Returns whether its ranks had not ended.

@@ -47,7 +47,8 @@
 //!   return an error that is worth reading. Then they get `SIGTERM`, and after the grace `SIGKILL`. With restarts left, all
 //!   ranks start again; those of a program that has checkpoints can go on from the newest. Exit code 2 is the exception: it
 //!   says that the options are wrong, which another start would not change.
-//! - All ranks end with [`STOPPED_EXIT_CODE`]: they were asked to stop and can go on later: [`Outcome::Stopped`].
+//! - A rank ends with [`STOPPED_EXIT_CODE`]: it was asked to stop and can go on later. The others have the grace to do the
+//!   same before they get `SIGTERM`; nothing starts again: [`Outcome::Stopped`].
 //! - The launcher gets `SIGTERM`, `SIGINT`, `SIGHUP` or `SIGQUIT`: all ranks get the same signal, and after the
 //!   grace `SIGKILL`. A second signal, a second or more after the first, ends the grace. A signal that was ignored
 //!   when the launcher started (`nohup`) stays ignored. `SIGUSR1` and `SIGUSR2` are passed on and end nothing by themselves.

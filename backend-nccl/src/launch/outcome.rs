@@ -27,6 +27,11 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// Whether a rank that ended so has not done what it was to do, nor left to go on later.
+    pub(super) fn is_failure(self) -> bool {
+        !matches!(self, Self::Code(0 | STOPPED_EXIT_CODE))
+    }
+
     /// The exit code that stands for it, 128 plus the number for a signal.
     pub fn exit_code(self) -> i32 {
         match self {
@@ -112,7 +117,8 @@ pub enum Outcome {
     Success,
     /// A rank failed.
     Failed(Box<Failure>),
-    /// All ranks ended with [`STOPPED_EXIT_CODE`]: they were asked to stop and can go on later.
+    /// All ranks ended with [`STOPPED_EXIT_CODE`], or the first to end did and the others ended because of it: they were
+    /// asked to stop and can go on later.
     Stopped {
         /// The number of the signal that the launcher passed on, where it was the launcher that asked.
         signal: Option<i32>,
@@ -143,6 +149,8 @@ impl Outcome {
         let mut failures = failures.into_iter();
         match failures.next() {
             None => Self::Success,
+            // What came after it came of it.
+            Some(first) if was_stopped(&first) => Self::Stopped { signal: None },
             Some(first) => Self::Failed(Box::new(Failure {
                 first,
                 consequences: failures.collect(),
@@ -174,7 +182,7 @@ impl fmt::Display for Outcome {
                 let by = signal.map(|signal| format!(" by {}", signal_name(signal))).unwrap_or_default();
                 writeln!(
                     f,
-                    "note: the job was stopped{by} and can be resumed: all ranks left with exit code 75"
+                    "note: the job was stopped{by} and can be resumed: its ranks left with exit code 75"
                 )
             }
             Self::Interrupted { signal, killed } => {
@@ -302,6 +310,14 @@ mod tests {
         let mut mixed = stopped();
         mixed[1].ending = Ending::Signal(9);
         assert_eq!(Outcome::judge(mixed.clone(), None, 1).exit_code(), 137);
+        mixed[1].ending = FAILED;
+        assert_eq!(Outcome::judge(mixed.clone(), None, 1), Outcome::Stopped { signal: None });
+        mixed[1] = RankEnd { was_signalled: true, ..end(1, Ending::Signal(9), 40.0) };
+        assert_eq!(Outcome::judge(mixed.clone(), None, 1), Outcome::Stopped { signal: None });
+        // It was asked to stop because of the other.
+        let (failed, left) =
+            (end(0, FAILED, 2.0), RankEnd { was_signalled: true, ..end(1, Ending::Code(75), 1.0) });
+        assert_eq!(Outcome::judge(vec![failed, left], None, 1).exit_code(), 1);
         let killed = Outcome::Interrupted { signal: 15, killed: vec![1] };
         assert_eq!(Outcome::judge(mixed, Some(15), 1), killed);
     }

@@ -2,7 +2,7 @@ use super::{
     config::LaunchConfig,
     error::LaunchError,
     link::{Incoming, Link},
-    outcome::{Ending, STOPPED_EXIT_CODE},
+    outcome::Ending,
     protocol::{News, Order, Stop},
     report::seconds_since_epoch,
     signals::{Received, Request, Requests, Signals},
@@ -29,7 +29,7 @@ pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 enum Phase {
     /// Nothing; they run.
     Running,
-    /// A rank has failed; the others are told to end at this time.
+    /// A rank has failed, or left to go on later; the others are told to end at this time.
     Settling(Instant),
     /// They have been told to end.
     Stopping { kill_at: Instant },
@@ -43,6 +43,8 @@ pub(super) struct Watch<'a> {
     config: &'a LaunchConfig,
     phase: Phase,
     requests: &'a mut Requests,
+    /// What the coordinator knows of how the first ranks ended.
+    told: Option<News>,
     /// How the connection with the coordinator was lost, if it was.
     lost: Option<String>,
 }
@@ -53,7 +55,7 @@ impl<'a> Watch<'a> {
         config: &'a LaunchConfig,
         requests: &'a mut Requests,
     ) -> Self {
-        Self { ranks, config, phase: Phase::Running, requests, lost: None }
+        Self { ranks, config, phase: Phase::Running, requests, told: None, lost: None }
     }
 
     /// Watches the ranks until all have ended: tells the coordinator what happens to them, and does to them what it says.
@@ -88,12 +90,9 @@ impl<'a> Watch<'a> {
 
     /// Does what time and the ranks' endings ask for.
     fn advance(&mut self, link: &mut Link) {
+        self.notice(link);
         let now = Instant::now();
         match self.phase {
-            Phase::Running if self.ranks.iter().any(RankProcess::has_failed) => {
-                self.phase = Phase::Settling(now + SETTLE);
-                link.send(News::Failed);
-            }
             Phase::Settling(until) if now >= until => {
                 self.ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGTERM));
                 let grace = self.config.grace_after_failure.unwrap_or(self.config.grace);
@@ -105,6 +104,26 @@ impl<'a> Watch<'a> {
                 self.ranks.iter_mut().for_each(|rank| rank.ended = rank.ended.or(Some(given_up)));
             }
             _ => {}
+        }
+    }
+
+    /// Sees whether a rank has ended in a way that ends the others.
+    fn notice(&mut self, link: &mut Link) {
+        if !matches!(self.phase, Phase::Running | Phase::Settling(_)) {
+            return;
+        }
+        let (news, settle) = if self.ranks.iter().any(RankProcess::has_failed) {
+            (News::Failed, SETTLE)
+        } else if self.ranks.iter().any(RankProcess::has_left) {
+            // The others are about to do the same, which takes as long as a checkpoint does.
+            (News::Leaving, self.config.grace)
+        } else {
+            return;
+        };
+        if self.told.as_ref() != Some(&news) {
+            self.settle(settle);
+            link.send(news.clone());
+            self.told = Some(news);
         }
     }
 
@@ -138,19 +157,23 @@ impl<'a> Watch<'a> {
             }
             Incoming::Order(Order::Stop(Stop::Kill)) => self.kill_all(),
             Incoming::Order(Order::Note(note)) => show(&note),
-            Incoming::Order(Order::Stop(Stop::Failure) | Order::Finish(_)) => self.settle(),
+            Incoming::Order(Order::Stop(Stop::Failure) | Order::Finish(_)) => self.settle(SETTLE),
+            Incoming::Order(Order::Stop(Stop::Leaving)) => self.settle(self.config.grace),
             Incoming::Order(Order::Heartbeat | Order::Start(_)) => {}
             Incoming::Lost(why) => {
                 self.lost = Some(why);
-                self.settle();
+                self.settle(SETTLE);
             }
         }
     }
 
-    /// Lets the ranks notice that those of another node are gone.
-    fn settle(&mut self) {
-        if self.phase == Phase::Running {
-            self.phase = Phase::Settling(Instant::now() + SETTLE);
+    /// Lets the ranks notice for this long that others are gone.
+    fn settle(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        match self.phase {
+            Phase::Running => self.phase = Phase::Settling(until),
+            Phase::Settling(at) => self.phase = Phase::Settling(at.min(until)),
+            Phase::Stopping { .. } | Phase::Killed(_) => {}
         }
     }
 
@@ -159,10 +182,8 @@ impl<'a> Watch<'a> {
     /// those may be gone before the launcher hears of it.
     fn is_cause(&self, received: Received) -> bool {
         let exit_code = Ending::Signal(received.signal as i32).exit_code();
-        let by_same_signal = |rank: &RankProcess| {
-            let code = rank.ended.map(|ended| ended.ending.exit_code());
-            code == Some(exit_code) || code == Some(STOPPED_EXIT_CODE)
-        };
+        let by_same_signal =
+            |rank: &RankProcess| rank.ended.is_some_and(|ended| ended.ending.exit_code() == exit_code);
         match self.phase {
             Phase::Running => true,
             Phase::Settling(_) => self.ranks.iter().filter(|rank| rank.has_failed()).all(by_same_signal),

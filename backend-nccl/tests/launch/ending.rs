@@ -116,6 +116,18 @@ fn a_signal_that_reaches_the_ranks_first_is_still_the_cause() {
 }
 
 #[test]
+fn a_rank_that_leaves_to_go_on_later_gives_the_others_the_grace_to_do_the_same() {
+    let script = "[ $BURN_NCCL_RESTART_COUNT = 0 ] || exit 9; [ $RANK = 1 ] && exit 75; \
+        trap 'echo told; exit 9' TERM; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; done; exit 75";
+    let output = run(&["--nproc-per-node", "2", "--max-restarts", "2"], script);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(75), String::new()), "{output:?}");
+    // One that does not come to an end is told to, and it is a stop all the same.
+    let script = "[ $RANK = 1 ] && exit 75; trap 'echo told; exit 9' TERM; while :; do sleep 0.1; done";
+    let output = run(&["--nproc-per-node", "2", "--max-restarts", "2", "--grace-seconds", "1"], script);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(75), "[rank 0] told\n".to_owned()));
+}
+
+#[test]
 fn a_signal_while_a_failed_attempt_ends_is_the_last_word_on_restarts() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let told = folder.path().join("told");

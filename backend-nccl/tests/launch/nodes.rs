@@ -219,7 +219,7 @@ fn a_signal_to_one_launcher_reaches_the_ranks_of_all() {
     for output in &outputs {
         assert_eq!(output.status.code(), Some(75), "{outputs:#?}");
         let note =
-            "note: the job was stopped by SIGTERM and can be resumed: all ranks left with exit code 75";
+            "note: the job was stopped by SIGTERM and can be resumed: its ranks left with exit code 75";
         assert_eq!(own_lines(output), [note]);
         assert_eq!(text(&output.stdout).lines().count(), 2, "{output:?}");
     }
