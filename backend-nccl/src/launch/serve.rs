@@ -116,7 +116,8 @@ impl Server {
     }
 
     fn serve(&mut self) {
-        while !self.coordinator.is_finished() {
+        // Without its own launcher nobody on this host waits for the job, nor could ranks start here again.
+        while !self.coordinator.is_finished() && self.nodes[0].is_some() {
             self.wait(self.next_look());
             // Who has gone first, so that a node which comes back finds its place free.
             for node in 0..self.nodes.len() {
@@ -250,6 +251,36 @@ impl Server {
                     *node = None;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::coordinator::{Plan, Supplies};
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(300);
+
+    /// A server of a job of `nnodes` with one restart, and the connection of node 0.
+    fn server(nnodes: usize) -> (JoinHandle<Option<LaunchError>>, Wire) {
+        let supply = || Ok(Supplies { run_id: String::new(), seed: String::new(), master_port: 1 });
+        let plan = Plan { nnodes, max_restarts: 1, timeout: LONG };
+        let coordinator = Coordinator::new(plan, Box::new(supply), Instant::now());
+        let (own, other) = Wire::pair(MAX_MESSAGE_BYTES).expect("sockets");
+        let own = (own, Newcomer { host: "here".into(), nproc: 1 });
+        let listener = listen("127.0.0.1", 0).expect("a port");
+        (Server::start(coordinator, (nnodes, LONG), listener, None, own).expect("a thread"), other)
+    }
+
+    #[test]
+    fn the_server_ends_when_its_own_launcher_is_gone_whatever_restarts_are_left() {
+        for nnodes in [1, 2] {
+            let (server, own) = server(nnodes);
+            let began = Instant::now();
+            drop(own);
+            assert!(server.join().expect("no panic").is_none());
+            assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         }
     }
 }
