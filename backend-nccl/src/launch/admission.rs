@@ -1,4 +1,5 @@
 use super::{
+    coordinator::Rejection,
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, PROTOCOL, Proof, Side},
     secret::random_hex,
     wire::Wire,
@@ -50,13 +51,14 @@ impl Stranger {
             && let Some(hello) = self.wire.take::<Hello>()
             && let Err(reason) = self.challenge(secret, hello)
         {
-            return refuse(&self.wire, reason);
+            return refuse(&self.wire, Rejection { reason, is_final: true });
         }
         if let Some((hello, nonce)) = &self.greeting
             && let Some(Proof { proof }) = self.wire.take()
         {
             if !Side::Agent.is_proved(secret, hello, nonce, proof.as_deref()) {
-                return refuse(&self.wire, "its secret is not that of node 0".to_owned());
+                let reason = "its secret is not that of node 0".to_owned();
+                return refuse(&self.wire, Rejection { reason, is_final: true });
             }
             let hello = hello.clone();
             return Stage::Proved(self.wire, hello);
@@ -81,9 +83,9 @@ impl Stranger {
 }
 
 /// Says why somebody cannot take part.
-pub(super) fn refuse(wire: &Wire, reason: String) -> Stage {
+pub(super) fn refuse(wire: &Wire, Rejection { reason, is_final }: Rejection) -> Stage {
     // Who does not listen learns it from the closed connection.
-    let _ = wire.send(&Answer::Refused { reason });
+    let _ = wire.send(&Answer::Refused { reason, is_final });
     wire.shutdown();
     Stage::Gone
 }
@@ -155,7 +157,7 @@ mod tests {
                 wire.send(&Proof { proof: Side::Agent.prove(agent.as_ref(), &hello, &nonce) }).expect("sent");
                 Ok(is_proved)
             }
-            Answer::Refused { reason } => Err(reason),
+            Answer::Refused { reason, .. } => Err(reason),
             Answer::Welcome => panic!("welcomed without a proof"),
         };
         (server.join().expect("no panic"), told)

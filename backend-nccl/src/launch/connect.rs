@@ -1,6 +1,7 @@
 use super::{
     config::LaunchConfig,
     error::LaunchError,
+    link::heartbeat_interval,
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, MAX_MESSAGE_BYTES, PROTOCOL, Proof, Side},
     secret::random_hex,
     signals::Signals,
@@ -44,15 +45,18 @@ pub(super) fn hello(config: &LaunchConfig, host: &str) -> Result<Hello, LaunchEr
 /// Connects with the launcher of node 0, which may not have started yet.
 pub(super) fn connect(config: &LaunchConfig, host: &str, signals: &Signals) -> Result<Reached, LaunchError> {
     let start = Instant::now();
+    // When node 0 first said that this node's place is taken.
+    let mut taken_since = None;
     loop {
         let why = match admit(config, host) {
             Ok(wire) => return Ok(Reached::Admitted(Box::new(wire))),
-            Err(Denied::Refused(reason)) => {
-                return Err(LaunchError::Refused {
-                    node: config.node_rank,
-                    address: address(config),
-                    reason,
-                });
+            Err(Denied::Refused { reason, is_final }) => {
+                let taken_since = *taken_since.get_or_insert_with(Instant::now);
+                if is_final || taken_since.elapsed() > time_to_be_missed(config) {
+                    let (node, address) = (config.node_rank, address(config));
+                    return Err(LaunchError::Refused { node, address, reason });
+                }
+                io::Error::other(reason)
             }
             Err(Denied::Error(error)) => return Err(error),
             Err(Denied::NotYet(why)) => why,
@@ -64,10 +68,15 @@ pub(super) fn connect(config: &LaunchConfig, host: &str, signals: &Signals) -> R
         }
         let pause = PAUSE.min(config.rendezvous_timeout - waited);
         let signals = signals.wait(pause, None).map_err(LaunchError::system("wait for signals"))?;
-        if let Some(received) = signals.first() {
+        if let Some(received) = signals.iter().find(|received| received.is_ending()) {
             return Ok(Reached::Signalled(received.signal));
         }
     }
+}
+
+/// Time after which node 0 has noticed that this node's own old connection is silent, where its place is taken by that.
+fn time_to_be_missed(config: &LaunchConfig) -> Duration {
+    config.heartbeat_timeout + heartbeat_interval(config.heartbeat_timeout) + Duration::from_secs(1)
 }
 
 fn address(config: &LaunchConfig) -> String {
@@ -78,7 +87,10 @@ fn address(config: &LaunchConfig) -> String {
 enum Denied {
     /// It may if asked again.
     NotYet(io::Error),
-    Refused(String),
+    Refused {
+        reason: String,
+        is_final: bool,
+    },
     Error(LaunchError),
 }
 
@@ -94,11 +106,12 @@ fn admit(config: &LaunchConfig, host: &str) -> Result<Wire, Denied> {
     wire.send(&hello)?;
     let secret = config.secret.as_ref();
     match wire.wait::<Answer>(ANSWER_LIMIT)? {
-        Answer::Refused { reason } => return Err(Denied::Refused(reason)),
+        Answer::Refused { reason, is_final } => return Err(Denied::Refused { reason, is_final }),
         Answer::Welcome => return Err(io::Error::other("it asked for no proof").into()),
         Answer::Challenge { nonce, proof } => {
             if !Side::Coordinator.is_proved(secret, &hello, &nonce, proof.as_deref()) {
-                return Err(Denied::Refused("node 0 does not know this node's secret".to_owned()));
+                let reason = "node 0 does not know this node's secret".to_owned();
+                return Err(Denied::Refused { reason, is_final: true });
             }
             wire.send(&Proof { proof: Side::Agent.prove(secret, &hello, &nonce) })?;
         }
@@ -108,7 +121,7 @@ fn admit(config: &LaunchConfig, host: &str) -> Result<Wire, Denied> {
             wire.allow(MAX_MESSAGE_BYTES);
             Ok(wire)
         }
-        Answer::Refused { reason } => Err(Denied::Refused(reason)),
+        Answer::Refused { reason, is_final } => Err(Denied::Refused { reason, is_final }),
         Answer::Challenge { .. } => Err(io::Error::other("it asked for a second proof").into()),
     }
 }

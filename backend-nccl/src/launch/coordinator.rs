@@ -49,6 +49,14 @@ pub(super) struct Coordinator {
     error: Option<LaunchError>,
 }
 
+/// Why a node cannot take part.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rejection {
+    pub(super) reason: String,
+    /// Whether this would be so if it asked again.
+    pub(super) is_final: bool,
+}
+
 pub(super) enum Phase {
     /// Nodes are awaited.
     Gathering {
@@ -85,16 +93,21 @@ impl Coordinator {
         node: usize,
         nnodes: usize,
         newcomer: Newcomer,
-    ) -> Result<Vec<Command>, String> {
+    ) -> Result<Vec<Command>, Rejection> {
         let expected = self.plan.nnodes;
+        let never = |reason: String| Err(Rejection { reason, is_final: true });
         if nnodes != expected {
-            return Err(format!("node 0 was started with --nnodes {expected}, node {node} with {nnodes}"));
+            return never(format!("node 0 was started with --nnodes {expected}, node {node} with {nnodes}"));
         }
         match self.nodes.get(node) {
-            None => return Err(format!("there is no node {node} among {expected}")),
-            Some(Some(taken)) => return Err(format!("host {} is node {node} already", taken.host)),
-            Some(None) if newcomer.nproc == 0 => return Err("a node needs at least one rank".to_owned()),
-            Some(None) if self.is_finished() => return Err("the job has ended".to_owned()),
+            None => return never(format!("there is no node {node} among {expected}")),
+            // It may be the same node, whose old connection has gone without a word.
+            Some(Some(taken)) => {
+                let reason = format!("host {} is node {node} already", taken.host);
+                return Err(Rejection { reason, is_final: false });
+            }
+            Some(None) if newcomer.nproc == 0 => return never("a node needs at least one rank".to_owned()),
+            Some(None) if self.is_finished() => return never("the job has ended".to_owned()),
             Some(None) => {}
         }
         self.nodes[node] = Some(newcomer);
@@ -391,6 +404,7 @@ mod tests {
             job.coordinator
                 .join(node, nnodes, Newcomer { host: "stranger".into(), nproc })
                 .expect_err("refused")
+                .reason
         };
         let table = [
             ((0, 2, 1), "host host-0 is node 0 already"),
@@ -403,6 +417,8 @@ mod tests {
         }
         assert_eq!(starts(&job.join(1, 1)).len(), 2);
         assert_eq!(refused(&mut job, 1, 2, 1), "host host-1 is node 1 already");
+        let again = job.coordinator.join(1, 2, Newcomer { host: "host-1".into(), nproc: 1 });
+        assert!(!again.expect_err("refused").is_final, "its own old connection may still be there");
     }
 
     #[test]

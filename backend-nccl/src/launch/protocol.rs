@@ -38,6 +38,8 @@ pub(super) enum Answer {
     Welcome,
     Refused {
         reason: String,
+        /// Whether it may be taken when it asks again.
+        is_final: bool,
     },
 }
 

@@ -203,7 +203,7 @@ impl Server {
     fn admit(&mut self, mut wire: Wire, hello: Hello) {
         let newcomer = Newcomer { host: hello.host, nproc: hello.nproc };
         match self.coordinator.join(hello.node, hello.nnodes, newcomer) {
-            Err(reason) => drop(refuse(&wire, reason)),
+            Err(rejection) => drop(refuse(&wire, rejection)),
             Ok(commands) => {
                 wire.allow(MAX_MESSAGE_BYTES);
                 // A node that cannot be told is found to be lost when it is read.

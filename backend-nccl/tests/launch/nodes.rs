@@ -324,6 +324,40 @@ fn a_launcher_that_comes_back_brings_the_job_back() {
 }
 
 #[test]
+fn a_launcher_that_comes_back_before_its_old_connection_is_missed_gets_its_place() {
+    let (port, folder) = (port(), tempfile::tempdir().expect("a temporary folder"));
+    let script = format!(
+        "[ $BURN_NCCL_RESTART_COUNT = 1 ] && {{ echo again; exit 0; }}; echo $$ > {}/$RANK; exec sleep 60",
+        folder.path().display()
+    );
+    let options = ["--max-restarts", "1", "--heartbeat-timeout-seconds", "3"];
+    let [mut one, zero] = two(&port, &options, &script);
+    pids(folder.path(), 4);
+    // Its connection stays open and silent, as that of a host that has lost its power.
+    send(&one, Signal::SIGSTOP);
+    let again = start(node(1, 2, 2, &port, &options, &script));
+    for output in ends([again, zero]) {
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+    one.kill().expect("killed");
+    one.wait().expect("reaped");
+}
+
+#[test]
+fn a_signal_that_ends_nothing_does_not_end_the_search_for_node_0() {
+    let port = port();
+    let mut one = start(node(1, 2, 1, &port, &[], "echo up"));
+    let mut warning = [0; 10];
+    one.stderr.as_mut().expect("a pipe").read_exact(&mut warning).expect("a warning when it handles signals");
+    send(&one, Signal::SIGUSR1);
+    std::thread::sleep(Duration::from_millis(500));
+    let zero = start(node(0, 2, 1, &port, &[], "echo up"));
+    for output in ends([one, zero]) {
+        assert_eq!((output.status.code(), text(&output.stdout).len()), (Some(0), 12), "{output:?}");
+    }
+}
+
+#[test]
 fn a_launcher_that_is_stopped_is_lost_when_it_gives_no_sign_of_life() {
     let (port, folder) = (port(), tempfile::tempdir().expect("a temporary folder"));
     let script = format!("echo $$ > {}/$RANK; exec sleep 60", folder.path().display());
@@ -361,7 +395,7 @@ fn losing_node_0_ends_the_ranks_of_the_others() {
 #[test]
 fn who_does_not_belong_is_refused_on_its_side_and_the_job_goes_on_waiting() {
     let port = port();
-    let zero = start(node(0, 2, 1, &port, &[], "echo up"));
+    let mut zero = start(node(0, 2, 1, &port, &[], "echo up"));
     let refused = |number, nnodes, options: &[&str]| {
         let output = finish(start(node(number, nnodes, 1, &port, options, "echo up")));
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{output:?}");
@@ -384,13 +418,15 @@ fn who_does_not_belong_is_refused_on_its_side_and_the_job_goes_on_waiting() {
     other.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("written");
     other.set_read_timeout(Some(DEADLINE)).expect("set");
     assert!(matches!(other.read(&mut [0; 1]), Ok(0) | Err(_)), "a stranger is not answered");
-    let one = start(node(1, 2, 1, &port, &[], "echo up; sleep 2"));
-    let taken = {
-        wait_for("rank 1", || TcpStream::connect(("127.0.0.1", port.parse().expect("a port"))).ok());
-        std::thread::sleep(Duration::from_millis(700));
-        refused(1, 2, &[])
-    };
-    assert!(taken.ends_with("is node 1 already"), "{taken}");
+    let script = format!("echo up; while [ ! -e {}/end ]; do sleep 0.1; done", folder.path().display());
+    let one = start(node(1, 2, 1, &port, &[], &script));
+    let mut shown = [0; 12];
+    zero.stdout.as_mut().expect("a pipe").read_exact(&mut shown).expect("a line when node 1 has come");
+    // It is asked to wait for as long as the one before it could be its own old connection.
+    let began = Instant::now();
+    let taken = refused(1, 2, &["--heartbeat-timeout-seconds", "1"]);
+    assert!(taken.ends_with("is node 1 already") && began.elapsed() > Duration::from_secs(1), "{taken}");
+    fs::write(folder.path().join("end"), "").expect("written");
     for output in ends([one, zero]) {
         assert!(output.status.success(), "{output:?}");
     }
