@@ -10,6 +10,7 @@ use super::{
     secret::rank_secret,
     signals::{Request, Requests, Signals},
     watch::{LOOK_INTERVAL, show},
+    wire::printable,
 };
 use std::time::Instant;
 
@@ -82,11 +83,12 @@ impl<'a> Agent<'a> {
         match finish {
             Finish::Outcome(outcome) => Ok(outcome),
             Finish::Incomplete { missing, seconds } => Err(LaunchError::NodesMissing { missing, seconds }),
-            Finish::NotStarted { node, host, reason } => Err(self
-                .error
-                .take()
-                .or_else(|| self.link.take_error())
-                .unwrap_or(LaunchError::OtherNode { node, host, reason })),
+            Finish::NotStarted { node, host, reason } => {
+                Err(self.error.take().or_else(|| self.link.take_error()).unwrap_or_else(|| {
+                    let (host, reason) = (printable(&host), printable(&reason));
+                    LaunchError::OtherNode { node, host, reason }
+                }))
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use super::{
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, MAX_MESSAGE_BYTES, PROTOCOL, Proof, Side},
     secret::random_hex,
     signals::Signals,
-    wire::Wire,
+    wire::{Wire, printable},
 };
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -105,13 +105,18 @@ fn admit(config: &LaunchConfig, host: &str) -> Result<Wire, Denied> {
     let mut wire = Wire::new(open(config)?, MAX_GREETING_BYTES)?;
     wire.send(&hello)?;
     let secret = config.secret.as_ref();
+    // Who has a secret believes nobody who has not proved it: a stranger at this address could end the job otherwise.
+    let unproved = |reason: String, is_final| match secret {
+        Some(_) => Denied::NotYet(io::Error::other(format!("{reason} (not proved)"))),
+        None => Denied::Refused { reason, is_final },
+    };
     match wire.wait::<Answer>(ANSWER_LIMIT)? {
-        Answer::Refused { reason, is_final } => return Err(Denied::Refused { reason, is_final }),
+        Answer::Refused { reason, is_final } => return Err(unproved(printable(&reason), is_final)),
         Answer::Welcome => return Err(io::Error::other("it asked for no proof").into()),
         Answer::Challenge { nonce, proof } => {
             if !Side::Coordinator.is_proved(secret, &hello, &nonce, proof.as_deref()) {
                 let reason = "node 0 does not know this node's secret".to_owned();
-                return Err(Denied::Refused { reason, is_final: true });
+                return Err(unproved(reason, true));
             }
             wire.send(&Proof { proof: Side::Agent.prove(secret, &hello, &nonce) })?;
         }
@@ -121,7 +126,7 @@ fn admit(config: &LaunchConfig, host: &str) -> Result<Wire, Denied> {
             wire.allow(MAX_MESSAGE_BYTES);
             Ok(wire)
         }
-        Answer::Refused { reason, is_final } => Err(Denied::Refused { reason, is_final }),
+        Answer::Refused { reason, is_final } => Err(Denied::Refused { reason: printable(&reason), is_final }),
         Answer::Challenge { .. } => Err(io::Error::other("it asked for a second proof").into()),
     }
 }

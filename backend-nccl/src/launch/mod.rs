@@ -65,8 +65,10 @@
 //! nodes are there, numbered in the order of the nodes, and stop on all nodes when one fails or one launcher gets a signal.
 //! Every launcher ends with the same outcome and the same report.
 //!
-//! - A launcher that is refused, because its number is taken or its number of nodes or its secret is another, is told why;
-//!   the job goes on waiting.
+//! - A launcher that is refused, because its number is taken or its number of nodes is another, is told why; the job goes on
+//!   waiting. A taken number may be that of its own old connection, so that it asks again until that would have been missed.
+//!   One that has a secret takes no answer for final that comes without a proof of the same secret, and tries until
+//!   [`LaunchConfig::rendezvous_timeout`] is over.
 //! - A node whose connection ends, or from which nothing comes for [`LaunchConfig::heartbeat_timeout`], is lost, and so are
 //!   its ranks. So Ctrl-Z must not stop one launcher of several for longer. With restarts left the others wait for
 //!   [`LaunchConfig::rendezvous_timeout`] for its launcher to be started again. Without node 0 nobody decides: the ranks of

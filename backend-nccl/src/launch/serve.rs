@@ -6,7 +6,7 @@ use super::{
     members::Newcomer,
     protocol::{Answer, Hello, MAX_MESSAGE_BYTES, News, Order},
     report::seconds_since_epoch,
-    wire::Wire,
+    wire::{Wire, printable},
 };
 use crate::rendezvous::Secret;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -201,7 +201,7 @@ impl Server {
     }
 
     fn admit(&mut self, mut wire: Wire, hello: Hello) {
-        let newcomer = Newcomer { host: hello.host, nproc: hello.nproc };
+        let newcomer = Newcomer { host: printable(&hello.host), nproc: hello.nproc };
         match self.coordinator.join(hello.node, hello.nnodes, newcomer) {
             Err(rejection) => drop(refuse(&wire, rejection)),
             Ok(commands) => {

@@ -21,6 +21,19 @@ const LENGTH_BYTES: usize = 4;
 /// What one call takes from a peer at most, so that one that floods does not keep the others waiting.
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// What somebody else says, without the characters by which it could change what the terminal shows.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
 /// Messages over a stream socket: a length of 4 bytes, little endian, and that many bytes of JSON.
 pub(super) struct Wire {
     sender: Sender,
@@ -109,7 +122,8 @@ impl Wire {
             Ok(message) => message,
             Err(error) => {
                 self.unread.clear();
-                self.closed = Some(format!("what it sent is not burnrun's: {error}"));
+                self.closed =
+                    Some(format!("what it sent is not burnrun's: {}", printable(&error.to_string())));
                 None
             }
         }
@@ -179,6 +193,17 @@ mod tests {
         assert_eq!(other.wait::<String>(SEND_LIMIT).expect("a message"), "first");
         assert_eq!(other.wait::<String>(SEND_LIMIT).expect("a message"), long);
         assert!(other.wait::<String>(SEND_LIMIT).is_err_and(|error| error.to_string().contains("closed")));
+    }
+
+    #[test]
+    fn what_a_stranger_says_cannot_write_to_the_terminal() {
+        assert_eq!(printable("wörds\x1b[2J\r\n\u{9b}"), "wörds\\u{1b}[2J\\r\\n\\u{9b}");
+        #[derive(Debug, serde::Deserialize)]
+        enum Known {}
+        let (one, mut other) = pair(100);
+        one.send(&"\x1b[2J").expect("sent");
+        assert!(other.fill() && other.take::<Known>().is_none());
+        assert!(other.closed().is_some_and(|why| !why.contains('\x1b')), "{:?}", other.closed());
     }
 
     #[test]
