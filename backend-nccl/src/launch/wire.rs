@@ -100,6 +100,12 @@ impl Wire {
         self.closed.as_deref()
     }
 
+    /// The next message, which must come within `limit`.
+    #[cfg(test)]
+    pub(super) fn wait<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<T> {
+        self.wait_at_most(limit)?.ok_or_else(|| io::Error::other("no answer"))
+    }
+
     /// Reads what has arrived without waiting for more. Returns whether anything has.
     pub(super) fn fill(&mut self) -> bool {
         let before = self.unread.len();
@@ -143,19 +149,19 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Waits for the next message.
-    pub(super) fn wait<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<T> {
+    /// Waits for the next message; `None` where it has not come within `limit`.
+    pub(super) fn wait_at_most<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<Option<T>> {
         let until = Instant::now() + limit;
         loop {
             if let Some(message) = self.take() {
-                return Ok(message);
+                return Ok(Some(message));
             }
             if let Some(why) = &self.closed {
                 return Err(io::Error::other(why.clone()));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(io::Error::other(format!("no answer within {:.0} s", limit.as_secs_f64())));
+                return Ok(None);
             }
             self.reader.set_read_timeout(Some(left))?;
             let mut chunk = [0; 4096];

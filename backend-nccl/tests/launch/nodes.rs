@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -509,6 +509,24 @@ fn a_wrong_address_and_a_node_that_does_not_come_are_named_within_the_time_limit
         lost.starts_with(&start) && lost.contains("Connection refused") && lost.contains("firewall"),
         "{lost}"
     );
+}
+
+#[test]
+fn a_node_that_cannot_reach_node_0_says_why_while_it_tries() {
+    // A port that takes connections and never answers, which is the longest of all waits.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port().to_string();
+    let output = finish(start(node(1, 2, 1, &port, &["--rdzv-timeout-seconds", "3"], "echo up")));
+    let error = text(&output.stderr);
+    assert!(error.contains(" within 3.") && error.contains("does not answer"), "{error}");
+    let port = self::port();
+    let mut child = start(node(1, 2, 1, &port, &[], "echo up"));
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let note = lines.nth(1).expect("a line").expect("text");
+    let begin = format!("note: node 1 has not reached node 0 at 127.0.0.1:{port} yet: Connection refused");
+    assert!(note.starts_with(&begin), "{note}");
+    send(&child, Signal::SIGTERM);
+    assert_eq!(finish(child).status.code(), Some(143));
 }
 
 #[test]
