@@ -127,6 +127,22 @@ fn a_port_that_is_served_is_refused_before_any_rank_starts() {
 }
 
 #[test]
+fn a_report_that_cannot_be_written_is_refused_at_the_start_and_does_not_hide_the_outcome_at_the_end() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let logs = folder.path().join("logs");
+    let report = logs.join("report.json");
+    let options = ["--nproc-per-node", "1", "--report", report.to_str().expect("UTF-8")];
+    let output = run(&options, "echo up");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{output:?}");
+    assert!(text(&output.stderr).starts_with("error: cannot write "), "{output:?}");
+    fs::create_dir(&logs).expect("made");
+    let output = run(&options, &format!("rmdir {}; exit 5", logs.display()));
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.starts_with("warning: cannot write ") && stderr.contains("exit code 5"), "{stderr}");
+}
+
+#[test]
 fn four_launches_at_once_have_four_ports() {
     let launches: Vec<_> = (0..4)
         .map(|_| {
