@@ -1,4 +1,5 @@
 use super::{
+    config::MAX_RANKS,
     coordinator::Rejection,
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, PROTOCOL, Proof, Side},
     secret::random_hex,
@@ -95,6 +96,12 @@ fn check(hello: &Hello, secured: bool) -> Result<(), String> {
     if hello.magic != MAGIC || hello.protocol != PROTOCOL {
         return Err("it is another version of burnrun; use the same one on all nodes".to_owned());
     }
+    if hello.nproc > MAX_RANKS {
+        return Err(format!("a node can have at most {MAX_RANKS} ranks, not {}", hello.nproc));
+    }
+    if hello.node >= hello.nnodes {
+        return Err(format!("there is no node {} among {}", hello.node, hello.nnodes));
+    }
     if hello.host.len() > MAX_HOST_BYTES {
         return Err("its host has too long a name".to_owned());
     }
@@ -171,6 +178,16 @@ mod tests {
         let reason = |result: (Option<Hello>, Result<bool, String>)| result.1.expect_err("refused");
         assert!(reason(meet(secret("a"), None)).starts_with("this node has a secret"));
         assert!(reason(meet(None, secret("a"))).starts_with("node 0 has a secret"));
+    }
+
+    #[test]
+    fn numbers_that_no_node_can_have_are_refused_before_they_are_counted() {
+        let refused = |hello: Hello| check(&hello, false).err().unwrap_or_default();
+        assert_eq!(refused(hello(false)), "");
+        let huge = Hello { nproc: usize::MAX, ..hello(false) };
+        assert!(refused(huge).starts_with("a node can have at most 4096 ranks"));
+        assert_eq!(refused(Hello { nproc: 4096, ..hello(false) }), "");
+        assert_eq!(refused(Hello { node: 2, ..hello(false) }), "there is no node 2 among 2");
     }
 
     #[test]
