@@ -49,7 +49,9 @@ pub(super) fn run_ranks(
     // Kills what the ranks have left behind, so that nobody holds their pipes open.
     drop(ranks);
     let tails = output.finish(config.grace);
-    let ends = ended.into_iter().zip(tails).map(|(end, stderr)| RankEnd { stderr, ..end }).collect();
+    let mut ends: Vec<_> =
+        ended.into_iter().zip(tails).map(|(end, stderr)| RankEnd { stderr, ..end }).collect();
+    RankEnd::shorten_all(&mut ends);
     Ok(Done { end: NodeEnd { ends, sent_at: seconds_since_epoch() }, lost })
 }
 

@@ -1,4 +1,7 @@
-use super::{failure::Failure, report::ErrorReport};
+use super::{
+    failure::Failure,
+    report::{ErrorReport, MAX_TEXT_BYTES, shorten},
+};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::{cmp::Ordering, fmt, path::PathBuf};
@@ -6,6 +9,10 @@ use std::{cmp::Ordering, fmt, path::PathBuf};
 /// The exit code of a rank that was asked to stop, has saved what it needs to go on, and can be started again:
 /// `EX_TEMPFAIL` of `sysexits.h`.
 pub const STOPPED_EXIT_CODE: i32 = 75;
+
+/// What the ranks of one message may have said together. Characters that JSON writes as six are the worst case; twice this
+/// much, in messages and in lines, is then still below what a message may hold.
+const MAX_TEXTS_BYTES: usize = 1 << 20;
 
 /// Added to a signal's number to make an exit code, as shells do.
 const SIGNAL_EXIT_BASE: i32 = 128;
@@ -98,6 +105,27 @@ impl RankEnd {
         is_lost || matches!(self.ending, Ending::Signal(_)) && self.report.is_none() && !self.was_signalled
     }
 
+    /// Cuts what the rank has said to `most` bytes, of its lines the first.
+    fn shorten(&mut self, most: usize) {
+        if let Some(report) = &mut self.report {
+            shorten(&mut report.message, most);
+        }
+        let mut left = most;
+        let fits = |line: &&mut String| {
+            let fits = line.len() <= left;
+            left = left.saturating_sub(line.len());
+            fits
+        };
+        let kept = self.stderr.iter_mut().rev().take_while(fits).count();
+        self.stderr.drain(..self.stderr.len() - kept);
+    }
+
+    /// Cuts what all these ranks have said together, so that it fits in a message whatever their number.
+    pub(super) fn shorten_all(ends: &mut [Self]) {
+        let share = (MAX_TEXTS_BYTES / ends.len().max(1)).min(MAX_TEXT_BYTES);
+        ends.iter_mut().for_each(|end| end.shorten(share));
+    }
+
     fn failed_at(&self) -> f64 {
         self.report.as_ref().map_or(self.seen_at, |report| report.timestamp)
     }
@@ -151,13 +179,12 @@ impl Outcome {
             None => Self::Success,
             // What came after it came of it.
             Some(first) if was_stopped(&first) => Self::Stopped { signal: None },
-            Some(first) => Self::Failed(Box::new(Failure {
-                first,
-                consequences: failures.collect(),
-                earlier: Vec::new(),
-                not_restarted: None,
-                nnodes,
-            })),
+            Some(first) => {
+                let mut consequences: Vec<_> = failures.collect();
+                RankEnd::shorten_all(&mut consequences);
+                let (earlier, not_restarted) = (Vec::new(), None);
+                Self::Failed(Box::new(Failure { first, consequences, earlier, not_restarted, nnodes }))
+            }
         }
     }
 
@@ -203,6 +230,7 @@ pub(super) fn signal_name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::protocol::MAX_MESSAGE_BYTES;
     use super::*;
 
     fn end(rank: usize, ending: Ending, seen_at: f64) -> RankEnd {
@@ -351,6 +379,22 @@ mod tests {
             text.contains("\nnote: the ranks were not started again: node 1 did not come back\nhelp: "),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_ten_thousand_ranks_say_fits_in_a_message_and_the_cause_stays_whole() {
+        let talk = |rank: usize| {
+            let mut end = reported(end(rank, FAILED, rank as f64), rank as f64, false);
+            end.report.as_mut().expect("a report").message = "\u{1}".repeat(60_000);
+            end.stderr = vec!["\u{1}".repeat(1000); 5];
+            end
+        };
+        let outcome = Outcome::judge((0..10_000).map(talk).collect(), None, 1);
+        let bytes = serde_json::to_vec(&outcome).expect("plain data").len();
+        assert!(bytes < MAX_MESSAGE_BYTES, "{bytes}");
+        let Outcome::Failed(failure) = outcome else { panic!("a failure") };
+        assert_eq!((failure.first.stderr.len(), failure.consequences.len()), (5, 9999));
+        assert_eq!(failure.first.report.map(|report| report.message.len()), Some(60_000));
     }
 
     #[test]

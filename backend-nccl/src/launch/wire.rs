@@ -1,3 +1,4 @@
+use super::protocol::MAX_MESSAGE_BYTES;
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, recv},
@@ -51,10 +52,18 @@ pub(super) struct Sender(Arc<Mutex<Socket>>);
 impl Sender {
     pub(super) fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let body = serde_json::to_vec(message)?;
-        let length = u32::try_from(body.len()).map_err(|_| io::Error::from(ErrorKind::InvalidInput))?;
-        let frame = [&length.to_le_bytes()[..], &body].concat();
         // In one piece, so that two threads' messages do not mix.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
+        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if body.len() > MAX_MESSAGE_BYTES {
+            // The peer would refuse it, and would wait for it if it were left out.
+            let _ = socket.shutdown(Shutdown::Both);
+            return Err(io::Error::other(format!(
+                "a message of {} bytes, at most {MAX_MESSAGE_BYTES}",
+                body.len()
+            )));
+        }
+        let frame = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
+        socket.write_all(&frame)
     }
 }
 
@@ -219,6 +228,14 @@ mod tests {
         assert!(other.fill());
         assert_eq!(other.take::<String>(), None);
         assert!(other.closed().is_some_and(|why| why.contains("at most 100")), "{:?}", other.closed());
+    }
+
+    #[test]
+    fn a_message_that_nobody_would_take_is_not_sent_and_not_waited_for() {
+        let (one, mut other) = pair(MAX_MESSAGE_BYTES);
+        let error = one.send(&"x".repeat(MAX_MESSAGE_BYTES)).expect_err("too long");
+        assert!(error.to_string().contains("at most"), "{error}");
+        assert!(other.wait::<String>(SEND_LIMIT).is_err_and(|error| error.to_string().contains("closed")));
     }
 
     #[test]
