@@ -27,6 +27,7 @@
 //! |---|---|
 //! | `RANK`, `WORLD_SIZE` | the rank, from 0, and the number of ranks of all nodes |
 //! | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same among those of its node |
+//! | `ROLE_RANK`, `ROLE_WORLD_SIZE` | the same as `RANK` and `WORLD_SIZE`: all ranks have one role |
 //! | `GROUP_RANK` | the node's number |
 //! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 serves the rendezvous |
 //! | `BURN_NCCL_RUN_ID`, `TORCHELASTIC_RUN_ID` | 32 hexadecimal digits, new for each start of the ranks |
