@@ -45,6 +45,10 @@ impl Stranger {
         self.wire.as_fd()
     }
 
+    pub(super) fn has_greeted(&self) -> bool {
+        self.greeting.is_some()
+    }
+
     /// Reads what it has sent.
     pub(super) fn advance(mut self, secret: Option<&Secret>, now: Instant) -> Stage {
         self.wire.fill();

@@ -107,6 +107,7 @@ mod secret;
 mod serve;
 mod signals;
 mod spawn;
+mod strangers;
 mod watch;
 mod wire;
 
