@@ -1,6 +1,7 @@
 use super::{
     environment::Job,
     error::LaunchError,
+    error_folder::ErrorFolder,
     guard::Guard,
     link::Link,
     outcome::RankEnd,
@@ -12,11 +13,6 @@ use super::{
     watch::Watch,
 };
 use nix::sys::signal::Signal;
-use std::{
-    fs::{self, DirBuilder},
-    os::unix::fs::DirBuilderExt,
-    path::PathBuf,
-};
 
 /// How an attempt ended on this node.
 pub(super) struct Done {
@@ -38,7 +34,7 @@ pub(super) fn run_ranks(
     let mut ranks = Ranks { guard: Guard::start(config.nproc_per_node)?, processes: Vec::new() };
     let mut streams = Vec::new();
     for local_rank in 0..config.nproc_per_node {
-        let (process, output) = RankProcess::start(job, local_rank, &error_folder.path, &ranks.guard)?;
+        let (process, output) = RankProcess::start(job, local_rank, error_folder.path(), &ranks.guard)?;
         ranks.processes.push(process);
         streams.extend(output);
     }
@@ -84,27 +80,4 @@ fn end_of(process: &RankProcess, job: &Job, host: &str) -> Option<RankEnd> {
         stderr: Vec::new(),
         log: process.log.clone(),
     })
-}
-
-/// A private folder for the ranks' error reports, removed with this value.
-struct ErrorFolder {
-    path: PathBuf,
-}
-
-impl ErrorFolder {
-    fn create(run_id: &str, node: usize) -> Result<Self, LaunchError> {
-        // Launchers of several nodes may run on one host.
-        let path = std::env::temp_dir().join(format!("burn-nccl-{run_id}-{node}"));
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Self { path }),
-            Err(source) => Err(LaunchError::File { path, source }),
-        }
-    }
-}
-
-impl Drop for ErrorFolder {
-    fn drop(&mut self) {
-        // What cannot be removed is left to the system's own cleaning of its temporary folder.
-        let _ = fs::remove_dir_all(&self.path);
-    }
 }

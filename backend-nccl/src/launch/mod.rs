@@ -91,6 +91,7 @@ mod cores;
 mod course;
 mod environment;
 mod error;
+mod error_folder;
 mod failure;
 mod guard;
 mod lines;
