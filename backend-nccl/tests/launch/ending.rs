@@ -1,13 +1,13 @@
 //! How a job ends: failures, signals, and what must not be left behind.
 
-use std::{os::unix::process::CommandExt, time::Duration};
+use std::os::unix::process::CommandExt;
 
 use nix::{
     sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
 
-use crate::{all_gone, burnrun, finish, is_alive, pids, run, sorted_lines, text, wait_for};
+use crate::{GONE, all_gone, burnrun, finish, is_alive, pids, run, sorted_lines, text, wait_for};
 
 #[test]
 fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
@@ -32,8 +32,13 @@ fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
 
 #[test]
 fn ranks_that_end_by_themselves_after_a_failure_are_not_signalled() {
-    let script = "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.05; echo peer 1 is gone >&2; exit 4";
-    let output = run(&["--nproc-per-node", "2"], script);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!(
+        "cd {}; if [ $RANK = 1 ]; then echo > gone; exit 3; fi; \
+         until [ -e gone ]; do sleep 0.01; done; sleep 0.1; echo peer 1 is gone >&2; exit 4",
+        folder.path().display()
+    );
+    let output = run(&["--nproc-per-node", "2"], &script);
     assert_eq!(output.status.code(), Some(3));
     let stderr = text(&output.stderr);
     assert!(stderr.contains("ended as a consequence: exit code 4\n"), "{stderr}");
@@ -57,6 +62,7 @@ fn the_smallest_timestamp_of_the_error_files_is_the_first_cause() {
     let script = r#"
         report() { printf '{"message": "%s", "timestamp": %s}' "$1" "$2" > "$BURN_NCCL_ERROR_FILE"; }
         if [ $RANK = 0 ]; then report 'disk is full' 1000.25; sleep 0.05; exit 5; fi
+        until [ -e "${BURN_NCCL_ERROR_FILE%1.json}0.json" ]; do sleep 0.01; done
         report 'lost peer 0' 1000.5; exit 6"#;
     let output = run(&["--nproc-per-node", "2"], script);
     assert_eq!(output.status.code(), Some(5));
@@ -179,7 +185,7 @@ fn killing_the_launcher_leaves_neither_ranks_nor_what_they_started() {
     assert!(started.iter().all(|pid| is_alive(*pid)));
     child.kill().expect("killed");
     child.wait().expect("reaped");
-    assert!(all_gone(&started, Duration::from_secs(2)), "left behind: {started:?}");
+    assert!(all_gone(&started, GONE), "left behind: {started:?}");
 }
 
 #[test]
@@ -188,5 +194,5 @@ fn what_a_rank_leaves_behind_ends_with_the_job() {
     let script = format!("sleep 300 & echo $! > {}/$RANK", folder.path().display());
     let output = run(&["--nproc-per-node", "2"], &script);
     assert_eq!(output.status.code(), Some(0));
-    assert!(all_gone(&pids(folder.path(), 2), Duration::from_secs(2)));
+    assert!(all_gone(&pids(folder.path(), 2), GONE));
 }

@@ -11,16 +11,17 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{burnrun, finish, run, sorted_lines, text};
+use crate::{burnrun, finish, port, run, sorted_lines, text};
 
 #[test]
 fn each_rank_finds_its_place_in_its_environment() {
     let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT; \
         echo $BURN_NCCL_RUN_ID $RAYON_NUM_THREADS >&2";
-    let options = ["--nproc-per-node", "3", "--master-addr", "localhost", "--master-port", "47113"];
+    let port = port();
+    let options = ["--nproc-per-node", "3", "--master-addr", "localhost", "--master-port", &port];
     let output = run(&options, script);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let expected = [0, 1, 2].map(|rank| format!("[rank {rank}] {rank} {rank} 3 3 localhost 47113"));
+    let expected = [0, 1, 2].map(|rank| format!("[rank {rank}] {rank} {rank} 3 3 localhost {port}"));
     assert_eq!(sorted_lines(&output.stdout), expected);
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let lines = sorted_lines(&output.stderr);
