@@ -24,8 +24,8 @@ use std::{
 /// signal, a second or more after the first, kills them. SIGUSR1 and SIGUSR2 are passed on to the ranks of this node.
 ///
 /// The exit code is the same on all nodes: 0 when all ranks succeed, else that of the rank that failed first, or 128 + N
-/// when signal N ended that rank or burnrun itself; 75 when all ranks left with 75, by which a rank says that it was asked
-/// to stop and can go on later; 1 when the job cannot be started or a node is lost, 2 when the options are wrong. Ranks
+/// when signal N ended that rank or burnrun itself; 75 when all ranks left with 75, or the first to end did and the others
+/// ended because of it, by which a rank says that it was asked to stop and can go on later; 1 when the job cannot be started or a node is lost, 2 when the options are wrong. Ranks
 /// that leave with 2 or 75 are not started again.
 #[derive(Parser)]
 #[command(
@@ -49,9 +49,9 @@ struct Options {
     #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "master_addr", "master_port"])]
     standalone: bool,
 
-    /// Host name or address at which node 0 is reached
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    master_addr: String,
+    /// Host name or address at which node 0 is reached [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    master_addr: Option<String>,
 
     /// Port at which the nodes meet, or the ranks of one node [default: 29500 with several nodes, else a free one]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -129,6 +129,11 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
+fn warn(text: &str) {
+    // Not eprint!, as above.
+    let _ = io::stderr().write_all(format!("warning: {text}\n").as_bytes());
+}
+
 fn launch(options: Options) -> Result<Outcome, LaunchError> {
     let mut command = options.command.into_iter();
     // clap has refused an empty command.
@@ -137,7 +142,15 @@ fn launch(options: Options) -> Result<Outcome, LaunchError> {
     config.args = command.collect();
     config.nnodes = options.nnodes;
     config.node_rank = options.node_rank.unwrap_or(0);
-    config.master_addr = options.master_addr;
+    match options.master_addr {
+        Some(address) => config.master_addr = address,
+        // Right only where all nodes are on one host.
+        None if options.nnodes > 1 => warn(&format!(
+            "node 0 is looked for on this host, at {}, because no --master-addr says where it is",
+            config.master_addr
+        )),
+        None => {}
+    }
     config.master_port = options.master_port;
     config.max_restarts = options.max_restarts;
     config.rendezvous_timeout = Duration::from_secs_f64(options.rdzv_timeout_seconds);

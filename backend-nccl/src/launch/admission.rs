@@ -1,4 +1,6 @@
 use super::{
+    config::MAX_RANKS,
+    coordinator::Rejection,
     protocol::{Answer, Hello, MAGIC, MAX_GREETING_BYTES, PROTOCOL, Proof, Side},
     secret::random_hex,
     wire::Wire,
@@ -43,6 +45,10 @@ impl Stranger {
         self.wire.as_fd()
     }
 
+    pub(super) fn has_greeted(&self) -> bool {
+        self.greeting.is_some()
+    }
+
     /// Reads what it has sent.
     pub(super) fn advance(mut self, secret: Option<&Secret>, now: Instant) -> Stage {
         self.wire.fill();
@@ -50,13 +56,14 @@ impl Stranger {
             && let Some(hello) = self.wire.take::<Hello>()
             && let Err(reason) = self.challenge(secret, hello)
         {
-            return refuse(&self.wire, reason);
+            return refuse(&self.wire, Rejection { reason, is_final: true });
         }
         if let Some((hello, nonce)) = &self.greeting
             && let Some(Proof { proof }) = self.wire.take()
         {
             if !Side::Agent.is_proved(secret, hello, nonce, proof.as_deref()) {
-                return refuse(&self.wire, "its secret is not that of node 0".to_owned());
+                let reason = "its secret is not that of node 0".to_owned();
+                return refuse(&self.wire, Rejection { reason, is_final: true });
             }
             let hello = hello.clone();
             return Stage::Proved(self.wire, hello);
@@ -81,9 +88,9 @@ impl Stranger {
 }
 
 /// Says why somebody cannot take part.
-pub(super) fn refuse(wire: &Wire, reason: String) -> Stage {
+pub(super) fn refuse(wire: &Wire, Rejection { reason, is_final }: Rejection) -> Stage {
     // Who does not listen learns it from the closed connection.
-    let _ = wire.send(&Answer::Refused { reason });
+    let _ = wire.send(&Answer::Refused { reason, is_final });
     wire.shutdown();
     Stage::Gone
 }
@@ -92,6 +99,12 @@ pub(super) fn refuse(wire: &Wire, reason: String) -> Stage {
 fn check(hello: &Hello, secured: bool) -> Result<(), String> {
     if hello.magic != MAGIC || hello.protocol != PROTOCOL {
         return Err("it is another version of burnrun; use the same one on all nodes".to_owned());
+    }
+    if hello.nproc > MAX_RANKS {
+        return Err(format!("a node can have at most {MAX_RANKS} ranks, not {}", hello.nproc));
+    }
+    if hello.node >= hello.nnodes {
+        return Err(format!("there is no node {} among {}", hello.node, hello.nnodes));
     }
     if hello.host.len() > MAX_HOST_BYTES {
         return Err("its host has too long a name".to_owned());
@@ -155,7 +168,7 @@ mod tests {
                 wire.send(&Proof { proof: Side::Agent.prove(agent.as_ref(), &hello, &nonce) }).expect("sent");
                 Ok(is_proved)
             }
-            Answer::Refused { reason } => Err(reason),
+            Answer::Refused { reason, .. } => Err(reason),
             Answer::Welcome => panic!("welcomed without a proof"),
         };
         (server.join().expect("no panic"), told)
@@ -169,6 +182,16 @@ mod tests {
         let reason = |result: (Option<Hello>, Result<bool, String>)| result.1.expect_err("refused");
         assert!(reason(meet(secret("a"), None)).starts_with("this node has a secret"));
         assert!(reason(meet(None, secret("a"))).starts_with("node 0 has a secret"));
+    }
+
+    #[test]
+    fn numbers_that_no_node_can_have_are_refused_before_they_are_counted() {
+        let refused = |hello: Hello| check(&hello, false).err().unwrap_or_default();
+        assert_eq!(refused(hello(false)), "");
+        let huge = Hello { nproc: usize::MAX, ..hello(false) };
+        assert!(refused(huge).starts_with("a node can have at most 4096 ranks"));
+        assert_eq!(refused(Hello { nproc: 4096, ..hello(false) }), "");
+        assert_eq!(refused(Hello { node: 2, ..hello(false) }), "there is no node 2 among 2");
     }
 
     #[test]

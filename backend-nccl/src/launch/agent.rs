@@ -8,16 +8,11 @@ use super::{
     outcome::Outcome,
     protocol::{Attempt, Finish, News, Order},
     secret::rank_secret,
-    signals::Signals,
-    watch::show,
+    signals::{Request, Requests, Signals},
+    watch::{LOOK_INTERVAL, show},
+    wire::printable,
 };
-use std::time::{Duration, Instant};
-
-/// Looks at the coordinator's signs of life at least this often.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A second signal before this has passed is the same one.
-const SECOND_SIGNAL: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 /// Runs one node: does what the coordinator says until the job is over.
 pub(super) struct Agent<'a> {
@@ -27,12 +22,12 @@ pub(super) struct Agent<'a> {
     link: Link,
     /// Why this node could not start its ranks.
     error: Option<LaunchError>,
-    signalled_at: Option<Instant>,
+    requests: Requests,
 }
 
 impl<'a> Agent<'a> {
     pub(super) fn new(config: &'a LaunchConfig, host: &'a str, signals: &'a Signals, link: Link) -> Self {
-        Self { config, host, signals, link, error: None, signalled_at: None }
+        Self { config, host, signals, link, error: None, requests: Requests::default() }
     }
 
     /// Returns how the job ended.
@@ -57,13 +52,12 @@ impl<'a> Agent<'a> {
             if !signal.is_ending() {
                 continue;
             }
-            match self.signalled_at {
-                Some(at) if at.elapsed() >= SECOND_SIGNAL => self.link.send(News::Kill),
-                Some(_) => {}
-                None => {
-                    self.signalled_at = Some(Instant::now());
+            match self.requests.note(Instant::now()) {
+                Request::End => {
                     self.link.send(News::Signalled { signal: signal.signal as i32, is_cause: true });
                 }
+                Request::Same => {}
+                Request::Kill => self.link.send(News::Kill),
             }
         }
         Ok(())
@@ -72,7 +66,7 @@ impl<'a> Agent<'a> {
     fn attempt(&mut self, attempt: &Attempt) -> Result<(), LaunchError> {
         let secret = rank_secret(self.config.secret.as_ref(), &attempt.seed);
         let job = Job { config: self.config, attempt, secret: &secret, cores: core_count() };
-        match run_ranks(&job, self.host, self.signals, &mut self.link) {
+        match run_ranks(&job, self.host, self.signals, &mut self.link, &mut self.requests) {
             Ok(done) => {
                 self.link.send(News::Ended(done.end));
                 done.lost.map_or(Ok(()), |why| Err(self.lost(why)))
@@ -89,11 +83,12 @@ impl<'a> Agent<'a> {
         match finish {
             Finish::Outcome(outcome) => Ok(outcome),
             Finish::Incomplete { missing, seconds } => Err(LaunchError::NodesMissing { missing, seconds }),
-            Finish::NotStarted { node, host, reason } => Err(self
-                .error
-                .take()
-                .or_else(|| self.link.take_error())
-                .unwrap_or(LaunchError::OtherNode { node, host, reason })),
+            Finish::NotStarted { node, host, reason } => {
+                Err(self.error.take().or_else(|| self.link.take_error()).unwrap_or_else(|| {
+                    let (host, reason) = (printable(&host), printable(&reason));
+                    LaunchError::OtherNode { node, host, reason }
+                }))
+            }
         }
     }
 

@@ -1,22 +1,18 @@
 use super::{
     environment::Job,
     error::LaunchError,
+    error_folder::ErrorFolder,
     guard::Guard,
     link::Link,
     outcome::RankEnd,
     output::Output,
     protocol::{News, NodeEnd},
     report::{read_report, seconds_since_epoch},
-    signals::Signals,
+    signals::{Requests, Signals},
     spawn::RankProcess,
     watch::Watch,
 };
 use nix::sys::signal::Signal;
-use std::{
-    fs::{self, DirBuilder},
-    os::unix::fs::DirBuilderExt,
-    path::PathBuf,
-};
 
 /// How an attempt ended on this node.
 pub(super) struct Done {
@@ -31,24 +27,27 @@ pub(super) fn run_ranks(
     host: &str,
     signals: &Signals,
     link: &mut Link,
+    requests: &mut Requests,
 ) -> Result<Done, LaunchError> {
     let config = job.config;
     let error_folder = ErrorFolder::create(&job.attempt.run_id, config.node_rank)?;
     let mut ranks = Ranks { guard: Guard::start(config.nproc_per_node)?, processes: Vec::new() };
     let mut streams = Vec::new();
     for local_rank in 0..config.nproc_per_node {
-        let (process, output) = RankProcess::start(job, local_rank, &error_folder.path, &ranks.guard)?;
+        let (process, output) = RankProcess::start(job, local_rank, error_folder.path(), &ranks.guard)?;
         ranks.processes.push(process);
         streams.extend(output);
     }
     let output = Output::start(streams, config.nproc_per_node)?;
     link.send(News::Started { pids: ranks.processes.iter().map(RankProcess::pid).collect() });
-    let lost = Watch::new(&mut ranks.processes, config).until_all_ended(signals, link)?;
+    let lost = Watch::new(&mut ranks.processes, config, requests).until_all_ended(signals, link)?;
     let ended: Vec<_> = ranks.processes.iter().filter_map(|process| end_of(process, job, host)).collect();
     // Kills what the ranks have left behind, so that nobody holds their pipes open.
     drop(ranks);
     let tails = output.finish(config.grace);
-    let ends = ended.into_iter().zip(tails).map(|(end, stderr)| RankEnd { stderr, ..end }).collect();
+    let mut ends: Vec<_> =
+        ended.into_iter().zip(tails).map(|(end, stderr)| RankEnd { stderr, ..end }).collect();
+    RankEnd::shorten_all(&mut ends);
     Ok(Done { end: NodeEnd { ends, sent_at: seconds_since_epoch() }, lost })
 }
 
@@ -81,27 +80,4 @@ fn end_of(process: &RankProcess, job: &Job, host: &str) -> Option<RankEnd> {
         stderr: Vec::new(),
         log: process.log.clone(),
     })
-}
-
-/// A private folder for the ranks' error reports, removed with this value.
-struct ErrorFolder {
-    path: PathBuf,
-}
-
-impl ErrorFolder {
-    fn create(run_id: &str, node: usize) -> Result<Self, LaunchError> {
-        // Launchers of several nodes may run on one host.
-        let path = std::env::temp_dir().join(format!("burn-nccl-{run_id}-{node}"));
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Self { path }),
-            Err(source) => Err(LaunchError::File { path, source }),
-        }
-    }
-}
-
-impl Drop for ErrorFolder {
-    fn drop(&mut self) {
-        // What cannot be removed is left to the system's own cleaning of its temporary folder.
-        let _ = fs::remove_dir_all(&self.path);
-    }
 }

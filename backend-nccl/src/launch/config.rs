@@ -14,6 +14,9 @@ const DEFAULT_RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
 /// Silence after which a node counts as lost.
 const DEFAULT_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Ranks of one node, far more than any has cores. What another node says beyond it is a mistake or an attack.
+pub(super) const MAX_RANKS: usize = 4096;
+
 /// Where a rank's stdout and stderr go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankOutput {
@@ -46,7 +49,7 @@ pub struct LaunchConfig {
     pub program: OsString,
     /// The program's arguments, the same for every rank.
     pub args: Vec<OsString>,
-    /// Ranks on this node, at least 1. Nodes may have different numbers.
+    /// Ranks on this node, at least 1 and at most 4096. Nodes may have different numbers.
     pub nproc_per_node: usize,
     /// Nodes of the job, on each of which a launcher runs; default 1.
     pub nnodes: usize,
@@ -148,6 +151,9 @@ impl LaunchConfig {
         if ranks == 0 {
             return Err(LaunchError::NoRanks);
         }
+        if ranks > MAX_RANKS {
+            return Err(LaunchError::TooManyRanks { ranks, most: MAX_RANKS });
+        }
         let (node, nnodes) = (self.node_rank, self.nnodes);
         if node >= nnodes {
             return Err(LaunchError::NodeRank { node, nnodes });
@@ -186,6 +192,8 @@ mod tests {
     fn a_configuration_that_cannot_work_is_refused() {
         assert!(with(|_| ()).is_ok());
         assert!(matches!(with(|c| c.nproc_per_node = 0), Err(LaunchError::NoRanks)));
+        let too_many = with(|c| c.nproc_per_node = 4097);
+        assert!(matches!(too_many, Err(LaunchError::TooManyRanks { ranks: 4097, most: 4096 })));
         assert!(matches!(
             with(|c| c.rank_env = vec![Vec::new()]),
             Err(LaunchError::RankEnvLength { expected: 2, found: 1 })

@@ -49,6 +49,14 @@ pub(super) struct Coordinator {
     error: Option<LaunchError>,
 }
 
+/// Why a node cannot take part.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rejection {
+    pub(super) reason: String,
+    /// Whether this would be so if it asked again.
+    pub(super) is_final: bool,
+}
+
 pub(super) enum Phase {
     /// Nodes are awaited.
     Gathering {
@@ -85,16 +93,21 @@ impl Coordinator {
         node: usize,
         nnodes: usize,
         newcomer: Newcomer,
-    ) -> Result<Vec<Command>, String> {
+    ) -> Result<Vec<Command>, Rejection> {
         let expected = self.plan.nnodes;
+        let never = |reason: String| Err(Rejection { reason, is_final: true });
         if nnodes != expected {
-            return Err(format!("node 0 was started with --nnodes {expected}, node {node} with {nnodes}"));
+            return never(format!("node 0 was started with --nnodes {expected}, node {node} with {nnodes}"));
         }
         match self.nodes.get(node) {
-            None => return Err(format!("there is no node {node} among {expected}")),
-            Some(Some(taken)) => return Err(format!("host {} is node {node} already", taken.host)),
-            Some(None) if newcomer.nproc == 0 => return Err("a node needs at least one rank".to_owned()),
-            Some(None) if self.is_finished() => return Err("the job has ended".to_owned()),
+            None => return never(format!("there is no node {node} among {expected}")),
+            // It may be the same node, whose old connection has gone without a word.
+            Some(Some(taken)) => {
+                let reason = format!("host {} is node {node} already", taken.host);
+                return Err(Rejection { reason, is_final: false });
+            }
+            Some(None) if newcomer.nproc == 0 => return never("a node needs at least one rank".to_owned()),
+            Some(None) if self.is_finished() => return never("the job has ended".to_owned()),
             Some(None) => {}
         }
         self.nodes[node] = Some(newcomer);
@@ -124,14 +137,15 @@ impl Coordinator {
                 Vec::new()
             }
             News::Failed => self.fail(node),
+            News::Leaving => self.leave(node),
             News::Signalled { signal, is_cause } => self.signal(node, signal, is_cause),
             News::Kill => match &self.phase {
-                Phase::Running(run) => run.stop_others(node, Stop::Kill),
+                Phase::Running(run) => run.stop_all(Stop::Kill),
                 _ => Vec::new(),
             },
             News::Ended(end) => {
                 let end = end.on_clock_of_receiver(at);
-                let has_failed = end.ends.iter().any(|end| end.failed());
+                let has_failed = end.ends.iter().any(|end| end.ending.is_failure());
                 self.end(node, end, has_failed, now)
             }
             News::CannotStart { reason } => {
@@ -214,6 +228,14 @@ impl Coordinator {
         }
     }
 
+    /// A rank of `node` has left to go on later.
+    fn leave(&mut self, node: usize) -> Vec<Command> {
+        match &mut self.phase {
+            Phase::Running(run) => run.leave(node),
+            _ => Vec::new(),
+        }
+    }
+
     fn signal(&mut self, node: usize, signal: i32, is_cause: bool) -> Vec<Command> {
         match &mut self.phase {
             Phase::Running(run) => run.signal(node, signal, is_cause),
@@ -226,7 +248,12 @@ impl Coordinator {
     }
 
     fn end(&mut self, node: usize, end: NodeEnd, has_failed: bool, now: Instant) -> Vec<Command> {
-        let mut commands = if has_failed { self.fail(node) } else { Vec::new() };
+        let has_left = end.ends.iter().any(|end| end.failed());
+        let mut commands = match (has_failed, has_left) {
+            (true, _) => self.fail(node),
+            (false, true) => self.leave(node),
+            (false, false) => Vec::new(),
+        };
         if let Phase::Running(run) = &mut self.phase {
             run.nodes[node].end.get_or_insert(end);
         }
@@ -377,6 +404,7 @@ mod tests {
             job.coordinator
                 .join(node, nnodes, Newcomer { host: "stranger".into(), nproc })
                 .expect_err("refused")
+                .reason
         };
         let table = [
             ((0, 2, 1), "host host-0 is node 0 already"),
@@ -389,6 +417,8 @@ mod tests {
         }
         assert_eq!(starts(&job.join(1, 1)).len(), 2);
         assert_eq!(refused(&mut job, 1, 2, 1), "host host-1 is node 1 already");
+        let again = job.coordinator.join(1, 2, Newcomer { host: "host-1".into(), nproc: 1 });
+        assert!(!again.expect_err("refused").is_final, "its own old connection may still be there");
     }
 
     #[test]
@@ -466,11 +496,25 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_leave_to_go_on_later_give_the_others_time_and_start_nothing_again() {
+        let mut job = Job::running(&[1, 1, 1], 3);
+        let leaving = |node| (node, Order::Stop(Stop::Leaving));
+        assert_eq!(job.hear(1, News::Leaving), [leaving(0), leaving(2)]);
+        assert_eq!(job.end(1, &[Ending::Code(75)], [AT - 1.0, AT]), []);
+        // This one has seen its peer go.
+        assert_eq!(job.hear(2, News::Failed), [(0, Order::Stop(Stop::Failure))]);
+        job.end(2, &[FAILED], NOW);
+        let stopped = finished(&job.end(0, &[Ending::Code(75)], NOW), &[0, 1, 2]);
+        assert_eq!(stopped, Finish::Outcome(Outcome::Stopped { signal: None }));
+    }
+
+    #[test]
     fn a_signal_on_one_node_stops_all_and_is_the_cause_unless_another_node_failed_before() {
         let mut job = Job::running(&[1, 1], 1);
-        let stop = Order::Stop(Stop::Signal(15));
-        assert_eq!(job.hear(1, News::Signalled { signal: 15, is_cause: true }), [(0, stop)]);
-        assert_eq!(job.hear(1, News::Kill), [(0, Order::Stop(Stop::Kill))]);
+        // Its sender is told as well: it may have got the order to start after it got the signal.
+        let all = |stop| [0, 1].map(|node| (node, Order::Stop(stop)));
+        assert_eq!(job.hear(1, News::Signalled { signal: 15, is_cause: true }), all(Stop::Signal(15)));
+        assert_eq!(job.hear(1, News::Kill), all(Stop::Kill));
         job.end(1, &[Ending::Signal(15)], NOW);
         let finish = finished(&job.end(0, &[Ending::Signal(9)], NOW), &[0, 1]);
         assert_eq!(finish, Finish::Outcome(Outcome::Interrupted { signal: 15, killed: vec![0] }));

@@ -10,6 +10,8 @@ pub(super) struct Course {
     pub(super) nodes: Vec<Participant>,
     /// The node on which a rank failed first, as far as it was heard.
     failed: Option<usize>,
+    /// A rank has left to go on later.
+    is_leaving: bool,
     /// A launcher got a signal, so that there is no restart.
     pub(super) is_signalled: bool,
     /// The signal that is the cause of the end.
@@ -37,6 +39,14 @@ impl Course {
         self.stop_others(node, Stop::Failure)
     }
 
+    /// A rank of `node` has left to go on later: the others are told, once.
+    pub(super) fn leave(&mut self, node: usize) -> Vec<Command> {
+        if self.failed.is_some() || std::mem::replace(&mut self.is_leaving, true) {
+            return Vec::new();
+        }
+        self.stop_others(node, Stop::Leaving)
+    }
+
     /// Takes note of the loss of `node` at the time `at`. Returns whether its ranks had not ended.
     pub(super) fn lose(&mut self, node: usize, why: &str, at: f64) -> bool {
         let is_consequence = self.failed.is_some() || self.is_signalled;
@@ -46,10 +56,18 @@ impl Course {
     /// The launcher of `node` got a signal, which is the cause of the end unless another node has failed before.
     pub(super) fn signal(&mut self, node: usize, signal: i32, is_cause: bool) -> Vec<Command> {
         self.is_signalled = true;
-        if is_cause && self.failed.is_none_or(|failed| failed == node) {
+        // Of a node whose ranks have all ended it cannot be what ended them.
+        let may_be_cause = |failed| failed == node && self.nodes[node].end.is_none();
+        if is_cause && self.failed.is_none_or(may_be_cause) {
             self.interrupted.get_or_insert(signal);
         }
-        self.stop_others(node, Stop::Signal(signal))
+        // Its own ranks, too: it may have had none yet when the signal came, and the order to start them crossed the news.
+        self.stop_all(Stop::Signal(signal))
+    }
+
+    /// Orders for all nodes whose ranks have not ended.
+    pub(super) fn stop_all(&self, stop: Stop) -> Vec<Command> {
+        self.stop_others(self.nodes.len(), stop)
     }
 
     /// Orders for all nodes but `node` whose ranks have not ended.

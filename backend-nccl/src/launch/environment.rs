@@ -63,10 +63,13 @@ pub(super) fn rank_variables(
 }
 
 /// What makes a process a rank. `torchrun` calls the node's number the rank of the group of its workers.
-fn identity(job: &Job, local_rank: usize) -> [(&'static str, String); 13] {
+fn identity(job: &Job, local_rank: usize) -> [(&'static str, String); 15] {
     let (config, attempt) = (job.config, job.attempt);
     [
         ("RANK", (attempt.first_rank + local_rank).to_string()),
+        // All ranks have the same role.
+        ("ROLE_RANK", (attempt.first_rank + local_rank).to_string()),
+        ("ROLE_WORLD_SIZE", attempt.world_size.to_string()),
         ("LOCAL_RANK", local_rank.to_string()),
         ("WORLD_SIZE", attempt.world_size.to_string()),
         ("LOCAL_WORLD_SIZE", config.nproc_per_node.to_string()),
@@ -123,6 +126,8 @@ mod tests {
     fn a_rank_gets_its_place_and_its_part_of_the_cores() {
         let expected = [
             ("RANK", "3"),
+            ("ROLE_RANK", "3"),
+            ("ROLE_WORLD_SIZE", "6"),
             ("LOCAL_RANK", "1"),
             ("WORLD_SIZE", "6"),
             ("LOCAL_WORLD_SIZE", "4"),

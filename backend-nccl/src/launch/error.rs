@@ -10,6 +10,15 @@ pub enum LaunchError {
     #[error("cannot launch 0 ranks: a job needs at least one; set the ranks per node to 1 or more")]
     NoRanks,
 
+    /// More ranks than a node can have.
+    #[error("cannot launch {ranks} ranks on one node: at most {most} are possible; use more nodes")]
+    TooManyRanks {
+        /// Ranks of this node.
+        ranks: usize,
+        /// The most there can be.
+        most: usize,
+    },
+
     /// Neither a number of ranks nor the word auto.
     #[error("{given:?} is not a number of ranks: give a whole number of at least 1, or auto")]
     NprocPerNode {

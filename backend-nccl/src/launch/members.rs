@@ -31,7 +31,8 @@ impl Participant {
             .map(|node| {
                 let (host, nproc) = (node.host.clone(), node.nproc);
                 let participant = Self { host, nproc, first_rank, pids: Vec::new(), end: None };
-                first_rank += nproc;
+                // Admission lets in at most 4096 ranks of each node, so that the sum is exact.
+                first_rank = first_rank.saturating_add(nproc);
                 participant
             })
             .collect()

@@ -27,6 +27,7 @@
 //! |---|---|
 //! | `RANK`, `WORLD_SIZE` | the rank, from 0, and the number of ranks of all nodes |
 //! | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same among those of its node |
+//! | `ROLE_RANK`, `ROLE_WORLD_SIZE` | the same as `RANK` and `WORLD_SIZE`: all ranks have one role |
 //! | `GROUP_RANK` | the node's number |
 //! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 serves the rendezvous |
 //! | `BURN_NCCL_RUN_ID`, `TORCHELASTIC_RUN_ID` | 32 hexadecimal digits, new for each start of the ranks |
@@ -47,7 +48,8 @@
 //!   return an error that is worth reading. Then they get `SIGTERM`, and after the grace `SIGKILL`. With restarts left, all
 //!   ranks start again; those of a program that has checkpoints can go on from the newest. Exit code 2 is the exception: it
 //!   says that the options are wrong, which another start would not change.
-//! - All ranks end with [`STOPPED_EXIT_CODE`]: they were asked to stop and can go on later: [`Outcome::Stopped`].
+//! - A rank ends with [`STOPPED_EXIT_CODE`]: it was asked to stop and can go on later. The others have the grace to do the
+//!   same before they get `SIGTERM`; nothing starts again: [`Outcome::Stopped`].
 //! - The launcher gets `SIGTERM`, `SIGINT`, `SIGHUP` or `SIGQUIT`: all ranks get the same signal, and after the
 //!   grace `SIGKILL`. A second signal, a second or more after the first, ends the grace. A signal that was ignored
 //!   when the launcher started (`nohup`) stays ignored. `SIGUSR1` and `SIGUSR2` are passed on and end nothing by themselves.
@@ -64,8 +66,10 @@
 //! nodes are there, numbered in the order of the nodes, and stop on all nodes when one fails or one launcher gets a signal.
 //! Every launcher ends with the same outcome and the same report.
 //!
-//! - A launcher that is refused, because its number is taken or its number of nodes or its secret is another, is told why;
-//!   the job goes on waiting.
+//! - A launcher that is refused, because its number is taken or its number of nodes is another, is told why; the job goes on
+//!   waiting. A taken number may be that of its own old connection, so that it asks again until that would have been missed.
+//!   One that has a secret takes no answer for final that comes without a proof of the same secret, and tries until
+//!   [`LaunchConfig::rendezvous_timeout`] is over.
 //! - A node whose connection ends, or from which nothing comes for [`LaunchConfig::heartbeat_timeout`], is lost, and so are
 //!   its ranks. So Ctrl-Z must not stop one launcher of several for longer. With restarts left the others wait for
 //!   [`LaunchConfig::rendezvous_timeout`] for its launcher to be started again. Without node 0 nobody decides: the ranks of
@@ -87,6 +91,7 @@ mod cores;
 mod course;
 mod environment;
 mod error;
+mod error_folder;
 mod failure;
 mod guard;
 mod lines;
@@ -103,6 +108,7 @@ mod secret;
 mod serve;
 mod signals;
 mod spawn;
+mod strangers;
 mod watch;
 mod wire;
 

@@ -1,4 +1,7 @@
-use super::{failure::Failure, report::ErrorReport};
+use super::{
+    failure::Failure,
+    report::{ErrorReport, MAX_TEXT_BYTES, shorten},
+};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::{cmp::Ordering, fmt, path::PathBuf};
@@ -6,6 +9,10 @@ use std::{cmp::Ordering, fmt, path::PathBuf};
 /// The exit code of a rank that was asked to stop, has saved what it needs to go on, and can be started again:
 /// `EX_TEMPFAIL` of `sysexits.h`.
 pub const STOPPED_EXIT_CODE: i32 = 75;
+
+/// What the ranks of one message may have said together. Characters that JSON writes as six are the worst case; twice this
+/// much, in messages and in lines, is then still below what a message may hold.
+const MAX_TEXTS_BYTES: usize = 1 << 20;
 
 /// Added to a signal's number to make an exit code, as shells do.
 const SIGNAL_EXIT_BASE: i32 = 128;
@@ -27,6 +34,11 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// Whether a rank that ended so has not done what it was to do, nor left to go on later.
+    pub(super) fn is_failure(self) -> bool {
+        !matches!(self, Self::Code(0 | STOPPED_EXIT_CODE))
+    }
+
     /// The exit code that stands for it, 128 plus the number for a signal.
     pub fn exit_code(self) -> i32 {
         match self {
@@ -93,6 +105,27 @@ impl RankEnd {
         is_lost || matches!(self.ending, Ending::Signal(_)) && self.report.is_none() && !self.was_signalled
     }
 
+    /// Cuts what the rank has said to `most` bytes, of its lines the first.
+    fn shorten(&mut self, most: usize) {
+        if let Some(report) = &mut self.report {
+            shorten(&mut report.message, most);
+        }
+        let mut left = most;
+        let fits = |line: &&mut String| {
+            let fits = line.len() <= left;
+            left = left.saturating_sub(line.len());
+            fits
+        };
+        let kept = self.stderr.iter_mut().rev().take_while(fits).count();
+        self.stderr.drain(..self.stderr.len() - kept);
+    }
+
+    /// Cuts what all these ranks have said together, so that it fits in a message whatever their number.
+    pub(super) fn shorten_all(ends: &mut [Self]) {
+        let share = (MAX_TEXTS_BYTES / ends.len().max(1)).min(MAX_TEXT_BYTES);
+        ends.iter_mut().for_each(|end| end.shorten(share));
+    }
+
     fn failed_at(&self) -> f64 {
         self.report.as_ref().map_or(self.seen_at, |report| report.timestamp)
     }
@@ -112,7 +145,8 @@ pub enum Outcome {
     Success,
     /// A rank failed.
     Failed(Box<Failure>),
-    /// All ranks ended with [`STOPPED_EXIT_CODE`]: they were asked to stop and can go on later.
+    /// All ranks ended with [`STOPPED_EXIT_CODE`], or the first to end did and the others ended because of it: they were
+    /// asked to stop and can go on later.
     Stopped {
         /// The number of the signal that the launcher passed on, where it was the launcher that asked.
         signal: Option<i32>,
@@ -143,13 +177,14 @@ impl Outcome {
         let mut failures = failures.into_iter();
         match failures.next() {
             None => Self::Success,
-            Some(first) => Self::Failed(Box::new(Failure {
-                first,
-                consequences: failures.collect(),
-                earlier: Vec::new(),
-                not_restarted: None,
-                nnodes,
-            })),
+            // What came after it came of it.
+            Some(first) if was_stopped(&first) => Self::Stopped { signal: None },
+            Some(first) => {
+                let mut consequences: Vec<_> = failures.collect();
+                RankEnd::shorten_all(&mut consequences);
+                let (earlier, not_restarted) = (Vec::new(), None);
+                Self::Failed(Box::new(Failure { first, consequences, earlier, not_restarted, nnodes }))
+            }
         }
     }
 
@@ -174,7 +209,7 @@ impl fmt::Display for Outcome {
                 let by = signal.map(|signal| format!(" by {}", signal_name(signal))).unwrap_or_default();
                 writeln!(
                     f,
-                    "note: the job was stopped{by} and can be resumed: all ranks left with exit code 75"
+                    "note: the job was stopped{by} and can be resumed: its ranks left with exit code 75"
                 )
             }
             Self::Interrupted { signal, killed } => {
@@ -195,6 +230,7 @@ pub(super) fn signal_name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::protocol::MAX_MESSAGE_BYTES;
     use super::*;
 
     fn end(rank: usize, ending: Ending, seen_at: f64) -> RankEnd {
@@ -302,6 +338,14 @@ mod tests {
         let mut mixed = stopped();
         mixed[1].ending = Ending::Signal(9);
         assert_eq!(Outcome::judge(mixed.clone(), None, 1).exit_code(), 137);
+        mixed[1].ending = FAILED;
+        assert_eq!(Outcome::judge(mixed.clone(), None, 1), Outcome::Stopped { signal: None });
+        mixed[1] = RankEnd { was_signalled: true, ..end(1, Ending::Signal(9), 40.0) };
+        assert_eq!(Outcome::judge(mixed.clone(), None, 1), Outcome::Stopped { signal: None });
+        // It was asked to stop because of the other.
+        let (failed, left) =
+            (end(0, FAILED, 2.0), RankEnd { was_signalled: true, ..end(1, Ending::Code(75), 1.0) });
+        assert_eq!(Outcome::judge(vec![failed, left], None, 1).exit_code(), 1);
         let killed = Outcome::Interrupted { signal: 15, killed: vec![1] };
         assert_eq!(Outcome::judge(mixed, Some(15), 1), killed);
     }
@@ -335,6 +379,22 @@ mod tests {
             text.contains("\nnote: the ranks were not started again: node 1 did not come back\nhelp: "),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_ten_thousand_ranks_say_fits_in_a_message_and_the_cause_stays_whole() {
+        let talk = |rank: usize| {
+            let mut end = reported(end(rank, FAILED, rank as f64), rank as f64, false);
+            end.report.as_mut().expect("a report").message = "\u{1}".repeat(60_000);
+            end.stderr = vec!["\u{1}".repeat(1000); 5];
+            end
+        };
+        let outcome = Outcome::judge((0..10_000).map(talk).collect(), None, 1);
+        let bytes = serde_json::to_vec(&outcome).expect("plain data").len();
+        assert!(bytes < MAX_MESSAGE_BYTES, "{bytes}");
+        let Outcome::Failed(failure) = outcome else { panic!("a failure") };
+        assert_eq!((failure.first.stderr.len(), failure.consequences.len()), (5, 9999));
+        assert_eq!(failure.first.report.map(|report| report.message.len()), Some(60_000));
     }
 
     #[test]

@@ -2,7 +2,7 @@ use super::error::LaunchError;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io::{self, ErrorKind},
-    net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs},
 };
 
 /// The master port, kept from other processes for as long as this value lives.
@@ -24,7 +24,9 @@ impl MasterPort {
     /// Takes the port `asked` on `address`, or any free one.
     pub(super) fn reserve(address: &str, asked: Option<u16>) -> Result<Self, LaunchError> {
         match asked {
-            None => Self::hold((Ipv4Addr::UNSPECIFIED, 0).into())
+            None => Self::hold((Ipv6Addr::UNSPECIFIED, 0).into())
+                // A host without the other family.
+                .or_else(|_| Self::hold((Ipv4Addr::UNSPECIFIED, 0).into()))
                 .map_err(|source| LaunchError::NoFreePort { source }),
             Some(port) => Self::ask(address, port),
         }
@@ -47,6 +49,10 @@ impl MasterPort {
     fn hold(address: SocketAddr) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
+        if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+            // Rank 0 may serve either family.
+            socket.set_only_v6(false)?;
+        }
         socket.bind(&address.into())?;
         let bound = socket.local_addr()?.as_socket().unwrap_or(address);
         // Also finds a listener on the port, which the bind alone does not always show.
@@ -71,6 +77,10 @@ mod tests {
         let port = MasterPort::reserve("127.0.0.1", None).expect("a free port");
         TcpListener::bind(("127.0.0.1", port.number)).expect("rank 0 listens on loopback");
         TcpListener::bind(("0.0.0.0", port.number)).expect("rank 0 listens on all interfaces");
+        if TcpListener::bind("[::1]:0").is_ok() {
+            TcpListener::bind(("::1", port.number)).expect("rank 0 listens on loopback of the other family");
+            TcpListener::bind(("::", port.number)).expect("rank 0 listens on all interfaces of both");
+        }
     }
 
     #[cfg(target_os = "linux")]
@@ -81,7 +91,10 @@ mod tests {
         assert!(held.iter().all(|port| port._held.is_some()));
         let numbers: std::collections::HashSet<_> = held.iter().map(|port| port.number).collect();
         assert_eq!(numbers.len(), held.len());
-        let listeners: Vec<_> = (0..200).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+        let listeners: Vec<_> = (0..200)
+            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
+            .chain((0..200).flat_map(|_| TcpListener::bind("[::1]:0")))
+            .collect();
         assert!(listeners.iter().all(|l| !numbers.contains(&l.local_addr().expect("bound").port())));
     }
 

@@ -6,7 +6,7 @@ use crate::rendezvous::Secret;
 use serde::{Deserialize, Serialize};
 
 /// Changes with the messages, so that launchers of different versions refuse each other with words.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 pub(super) const MAGIC: &str = "burnrun";
 
 /// What a stranger may send at most, and what an admitted launcher may: the ends of thousands of ranks.
@@ -38,6 +38,8 @@ pub(super) enum Answer {
     Welcome,
     Refused {
         reason: String,
+        /// Whether it may be taken when it asks again.
+        is_final: bool,
     },
 }
 
@@ -106,6 +108,8 @@ pub(super) enum Order {
 pub(super) enum Stop {
     /// Another node's rank has failed: let them notice, then end them.
     Failure,
+    /// A rank of another node has left to go on later: give these the whole grace to do the same, then end them.
+    Leaving,
     /// Another node's launcher got this signal: pass it on.
     Signal(i32),
     /// The user does not want to wait any longer.
@@ -147,6 +151,8 @@ pub(super) enum News {
     Started { pids: Vec<u32> },
     /// A rank has failed.
     Failed,
+    /// A rank has left to go on later, and none has failed.
+    Leaving,
     /// The launcher got a signal; `is_cause` unless a rank had failed before.
     Signalled { signal: i32, is_cause: bool },
     /// It got a second one.

@@ -14,8 +14,9 @@ pub const ERROR_FILE_VARIABLE: &str = "BURN_NCCL_ERROR_FILE";
 /// The same under `torchrun`, which reads `message` and `timestamp` of it.
 const TORCH_ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 
-/// The launcher reads no more of a report than this.
-const MAX_REPORT_BYTES: u64 = 1 << 20;
+/// The launcher reads no more of a report than this, and passes on no more of its message than this.
+const MAX_REPORT_BYTES: u64 = 16 << 20;
+pub(super) const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// What a rank says about its own failure, as JSON in the file that `BURN_NCCL_ERROR_FILE` names.
 ///
@@ -91,7 +92,20 @@ fn write_report(path: &Path, report: &ErrorReport) -> std::io::Result<()> {
 pub(super) fn read_report(path: &Path) -> Option<ErrorReport> {
     let mut text = Vec::new();
     File::open(path).ok()?.take(MAX_REPORT_BYTES).read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text).ok()
+    let mut report: ErrorReport = serde_json::from_slice(&text).ok()?;
+    shorten(&mut report.message, MAX_TEXT_BYTES);
+    Some(report)
+}
+
+/// Cuts `text` to `most` bytes, or a few less, and says so at its end where there is room.
+pub(super) fn shorten(text: &mut String, most: usize) {
+    const MARK: &str = " [..]";
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most.saturating_sub(MARK.len())));
+        if most >= MARK.len() {
+            text.push_str(MARK);
+        }
+    }
 }
 
 pub(super) fn seconds_since_epoch() -> f64 {
@@ -112,6 +126,17 @@ mod tests {
         write_report(&path, &report("second")).expect("left alone");
         assert_eq!(read_report(&path), Some(report("first")));
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn a_long_message_is_cut_and_not_lost() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("error.json");
+        let message = "é".repeat(1 << 20);
+        write_report(&path, &ErrorReport { message, timestamp: 2.5, consequence: false }).expect("written");
+        let report = read_report(&path).expect("a report");
+        assert!((MAX_TEXT_BYTES - 1..=MAX_TEXT_BYTES).contains(&report.message.len()));
+        assert!(report.message.starts_with("éé") && report.message.ends_with("é [..]"));
     }
 
     #[test]

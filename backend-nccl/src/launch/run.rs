@@ -29,9 +29,10 @@ const RUN_ID_DIGITS: usize = 32;
 /// caller's last line.
 ///
 /// # Errors
-/// [`LaunchError`] where the job cannot be started or watched; ranks that had started are killed before it returns.
+/// [`LaunchError`] where the job cannot be started or watched, or its report could not be written; ranks that had started are killed before it returns.
 pub fn run(config: &LaunchConfig) -> Result<Outcome, LaunchError> {
     config.validate()?;
+    config.report.as_deref().map_or(Ok(()), report_file::check)?;
     let signals = Signals::install()?;
     let host = host_name();
     let outcome = match (config.nnodes, config.node_rank) {
@@ -40,7 +41,8 @@ pub fn run(config: &LaunchConfig) -> Result<Outcome, LaunchError> {
         (_, _) => one_of_many(config, &host, &signals),
     }?;
     if let Some(path) = &config.report {
-        report_file::write(path, &outcome)?;
+        // How the job ended matters more than the file.
+        report_file::write(path, &outcome).unwrap_or_else(|error| show(&format!("warning: {error}")));
     }
     Ok(outcome)
 }

@@ -1,6 +1,6 @@
 use super::error::LaunchError;
 use crate::{Error, rendezvous::Secret};
-use std::{fs, io, path::Path};
+use std::{ffi::OsStr, fs, io, path::Path};
 
 /// Holds the launchers' secret on the way in, and the ranks' on the way out.
 pub(super) const SECRET_VARIABLE: &str = "BURN_NCCL_SECRET";
@@ -23,10 +23,13 @@ pub fn secret_from_file(path: &Path) -> Result<Secret, LaunchError> {
 /// # Errors
 /// [`LaunchError::Secret`] where the variable holds something else.
 pub fn secret_from_environment() -> Result<Option<Secret>, LaunchError> {
-    match std::env::var(SECRET_VARIABLE) {
-        Ok(text) if !text.trim().is_empty() => parse(&text, SECRET_VARIABLE).map(Some),
-        _ => Ok(None),
-    }
+    std::env::var_os(SECRET_VARIABLE).map_or(Ok(None), |value| from_variable(&value))
+}
+
+/// What is no text is no secret either, which is not the same as to have none.
+fn from_variable(value: &OsStr) -> Result<Option<Secret>, LaunchError> {
+    let text = value.to_string_lossy();
+    if text.trim().is_empty() { Ok(None) } else { parse(&text, SECRET_VARIABLE).map(Some) }
 }
 
 fn parse(text: &str, origin: &str) -> Result<Secret, LaunchError> {
@@ -107,6 +110,19 @@ mod tests {
         fs::write(&path, "hunter2").expect("written");
         let text = secret_from_file(&path).expect_err("no secret").to_string();
         assert!(text.contains(&path.display().to_string()) && !text.contains("hunter2"), "{text}");
+    }
+
+    #[test]
+    fn a_variable_that_is_no_text_is_an_error_and_an_empty_one_no_secret() {
+        use std::os::unix::ffi::OsStrExt;
+        let found = |bytes: &[u8]| from_variable(OsStr::from_bytes(bytes));
+        assert!(matches!(found(b" \n"), Ok(None)));
+        assert!(matches!(found(DIGITS.as_bytes()), Ok(Some(_))));
+        let error = found(&[DIGITS.as_bytes(), b"\xff\xff"].concat()).expect_err("no secret");
+        assert!(
+            matches!(&error, LaunchError::Secret { origin, .. } if origin == "BURN_NCCL_SECRET"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,31 +1,27 @@
 use super::{
-    admission::{Stage, Stranger, refuse},
+    admission::refuse,
     coordinator::{Command, Coordinator},
     error::LaunchError,
     link::{heartbeat_interval, no_sign_of_life},
     members::Newcomer,
     protocol::{Answer, Hello, MAX_MESSAGE_BYTES, News, Order},
     report::seconds_since_epoch,
-    wire::Wire,
+    strangers::{DEAF, Strangers},
+    wire::{Wire, printable},
 };
-use crate::rendezvous::Secret;
+use crate::{
+    Error,
+    rendezvous::{self, Secret},
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 use std::{
-    collections::VecDeque,
     io::{self, ErrorKind},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
+    net::{IpAddr, ToSocketAddrs},
     os::fd::AsFd,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-
-/// Connections that have not proved themselves; with more than these the oldest has to go, so that a flood of strangers
-/// cannot keep out who comes after it.
-const MAX_STRANGERS: usize = 64;
-
-/// Connections that are taken in one turn, so that a flood does not keep the nodes waiting.
-const MAX_ACCEPTED: usize = 16;
 
 /// Time that nodes have to read the end of the job.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -37,38 +33,25 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// since a cluster may know the host by an address that it does not have itself, or by a name that leads to loopback on
 /// the host alone.
 pub(super) fn listen(address: &str, port: u16) -> Result<Socket, LaunchError> {
-    let refused = |source| LaunchError::Port { port, source };
+    let refused = |error| LaunchError::Port { port, source: reason(error) };
     let resolved = (address, port).to_socket_addrs().ok().and_then(|mut found| found.next());
     let is_literal = address == "localhost" || address.parse::<IpAddr>().is_ok();
     let own = resolved.filter(|resolved| is_literal || !resolved.ip().is_loopback());
-    match own.map(bind) {
-        Some(Err(error)) if error.kind() != ErrorKind::AddrNotAvailable => Err(refused(error)),
-        Some(Ok(socket)) => Ok(socket),
-        _ => listen_everywhere(port).map_err(refused),
-    }
+    let listener = match own.map(|own| rendezvous::listen(own.ip(), port)) {
+        Some(Err(Error::Listen { source, .. })) if source.kind() != ErrorKind::PermissionDenied => None,
+        listener => listener,
+    };
+    let listener = listener.unwrap_or_else(|| rendezvous::listen_everywhere(port));
+    listener.map(Socket::from).map_err(refused)
 }
 
-/// Listens at the addresses of both families, where the host has both.
-fn listen_everywhere(port: u16) -> io::Result<Socket> {
-    match bind((Ipv6Addr::UNSPECIFIED, port).into()) {
-        Err(error) if !matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::PermissionDenied) => {
-            bind((Ipv4Addr::UNSPECIFIED, port).into())
-        }
-        bound => bound,
+/// The system's reason.
+fn reason(error: Error) -> io::Error {
+    match error {
+        Error::PortInUse { .. } => ErrorKind::AddrInUse.into(),
+        Error::Listen { source, .. } => io::Error::new(source.kind(), source),
+        error => io::Error::other(error),
     }
-}
-
-fn bind(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // The connections of a job that has ended must not keep the next one from the port.
-    socket.set_reuse_address(true)?;
-    if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
-        socket.set_only_v6(false)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(128)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
 }
 
 /// A connected node.
@@ -84,7 +67,7 @@ pub(super) struct Server {
     secret: Option<Secret>,
     silence: Duration,
     nodes: Vec<Option<Node>>,
-    strangers: VecDeque<Stranger>,
+    strangers: Strangers,
     beaten_at: Instant,
 }
 
@@ -102,7 +85,7 @@ impl Server {
         let commands = coordinator.join(0, nnodes, own.1).unwrap_or_default();
         let mut nodes: Vec<_> = (0..nnodes).map(|_| None).collect();
         nodes[0] = Some(Node { wire: own.0, heard_at: now });
-        let strangers = VecDeque::new();
+        let strangers = Strangers::default();
         let mut server = Self { coordinator, listener, secret, silence, nodes, strangers, beaten_at: now };
         thread::Builder::new()
             .name("launch-coordinator".to_owned())
@@ -116,14 +99,17 @@ impl Server {
     }
 
     fn serve(&mut self) {
-        while !self.coordinator.is_finished() {
+        // Without its own launcher nobody on this host waits for the job, nor could ranks start here again.
+        while !self.coordinator.is_finished() && self.nodes[0].is_some() {
             self.wait(self.next_look());
             // Who has gone first, so that a node which comes back finds its place free.
             for node in 0..self.nodes.len() {
                 self.read(node);
             }
-            self.accept();
-            self.meet();
+            self.strangers.accept(&self.listener, self.silence, Instant::now());
+            for (wire, hello) in self.strangers.advance(self.secret.as_ref(), Instant::now()) {
+                self.admit(wire, hello);
+            }
             let commands = self.coordinator.tick(Instant::now());
             self.act(commands);
             self.beat();
@@ -139,9 +125,11 @@ impl Server {
 
     fn wait(&self, limit: Duration) {
         let nodes = self.nodes.iter().flatten().map(|node| node.wire.as_fd());
-        let strangers = self.strangers.iter().map(Stranger::fd);
-        let fds = [self.listener.as_fd()].into_iter().chain(nodes).chain(strangers);
+        let strangers = self.strangers.fds();
+        let listener = self.strangers.is_open().then(|| self.listener.as_fd());
+        let fds = listener.into_iter().chain(nodes).chain(strangers);
         let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let limit = if self.strangers.is_open() { limit } else { limit.min(DEAF) };
         let limit = limit + Duration::from_millis(1);
         // An error is an interruption; the reads that follow do not wait.
         let _ = poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
@@ -173,36 +161,10 @@ impl Server {
         }
     }
 
-    /// Takes new connections.
-    fn accept(&mut self) {
-        for _ in 0..MAX_ACCEPTED {
-            // Nobody more, or no descriptor left: the strangers that hold them go in time.
-            let Ok((socket, _)) = self.listener.accept() else { return };
-            #[cfg(target_os = "linux")]
-            let _ = socket.set_tcp_user_timeout(Some(self.silence));
-            let Ok(stranger) = Stranger::new(socket, Instant::now()) else { continue };
-            if self.strangers.len() == MAX_STRANGERS {
-                self.strangers.pop_front();
-            }
-            self.strangers.push_back(stranger);
-        }
-    }
-
-    /// Reads what strangers say, and admits those who belong to the job.
-    fn meet(&mut self) {
-        for stranger in std::mem::take(&mut self.strangers) {
-            match stranger.advance(self.secret.as_ref(), Instant::now()) {
-                Stage::Stranger(stranger) => self.strangers.push_back(stranger),
-                Stage::Proved(wire, hello) => self.admit(wire, hello),
-                Stage::Gone => {}
-            }
-        }
-    }
-
     fn admit(&mut self, mut wire: Wire, hello: Hello) {
-        let newcomer = Newcomer { host: hello.host, nproc: hello.nproc };
+        let newcomer = Newcomer { host: printable(&hello.host), nproc: hello.nproc };
         match self.coordinator.join(hello.node, hello.nnodes, newcomer) {
-            Err(reason) => drop(refuse(&wire, reason)),
+            Err(rejection) => drop(refuse(&wire, rejection)),
             Ok(commands) => {
                 wire.allow(MAX_MESSAGE_BYTES);
                 // A node that cannot be told is found to be lost when it is read.
@@ -250,6 +212,36 @@ impl Server {
                     *node = None;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::coordinator::{Plan, Supplies};
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(300);
+
+    /// A server of a job of `nnodes` with one restart, and the connection of node 0.
+    fn server(nnodes: usize) -> (JoinHandle<Option<LaunchError>>, Wire) {
+        let supply = || Ok(Supplies { run_id: String::new(), seed: String::new(), master_port: 1 });
+        let plan = Plan { nnodes, max_restarts: 1, timeout: LONG };
+        let coordinator = Coordinator::new(plan, Box::new(supply), Instant::now());
+        let (own, other) = Wire::pair(MAX_MESSAGE_BYTES).expect("sockets");
+        let own = (own, Newcomer { host: "here".into(), nproc: 1 });
+        let listener = listen("127.0.0.1", 0).expect("a port");
+        (Server::start(coordinator, (nnodes, LONG), listener, None, own).expect("a thread"), other)
+    }
+
+    #[test]
+    fn the_server_ends_when_its_own_launcher_is_gone_whatever_restarts_are_left() {
+        for nnodes in [1, 2] {
+            let (server, own) = server(nnodes);
+            let began = Instant::now();
+            drop(own);
+            assert!(server.join().expect("no panic").is_none());
+            assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         }
     }
 }

@@ -13,8 +13,11 @@ use std::{
         OnceLock,
         atomic::{AtomicBool, AtomicI32, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+/// A second signal before this has passed is the same one, sent to a process and to its group as `timeout` does.
+const SECOND_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Signals that end the job: they are passed on to the ranks, which have the grace to end.
 const ENDING: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT];
@@ -39,6 +42,38 @@ impl Received {
     /// Whether it ends the job.
     pub(super) fn is_ending(self) -> bool {
         ENDING.contains(&self.signal)
+    }
+}
+
+/// What an ending signal to this launcher means, by those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Request {
+    /// The first one asks the ranks to end.
+    End,
+    /// It is the first one once more.
+    Same,
+    /// The user does not want to wait for the ranks any longer.
+    Kill,
+}
+
+/// The user's requests to end the job, from its first attempt to its last. What other nodes ask for does not count: who
+/// sends one signal to each launcher has not asked twice.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    first: Option<Instant>,
+}
+
+impl Requests {
+    /// Takes note of an ending signal that this launcher has got.
+    pub(super) fn note(&mut self, now: Instant) -> Request {
+        match self.first {
+            None => {
+                self.first = Some(now);
+                Request::End
+            }
+            Some(first) if now.saturating_duration_since(first) < SECOND_SIGNAL => Request::Same,
+            Some(_) => Request::Kill,
+        }
     }
 }
 
@@ -147,3 +182,16 @@ const SI_KERNEL: c_int = libc::SI_KERNEL;
 /// Elsewhere the terminal's signals carry the code 0 of BSD kernels.
 #[cfg(not(target_os = "linux"))]
 const SI_KERNEL: c_int = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_signal_a_second_after_the_first_is_a_second_one() {
+        let (mut requests, start) = (Requests::default(), Instant::now());
+        let after = |milliseconds| start + Duration::from_millis(milliseconds);
+        let found = [0, 999, 1000, 5000].map(|milliseconds| requests.note(after(milliseconds)));
+        assert_eq!(found, [Request::End, Request::Same, Request::Kill, Request::Kill]);
+    }
+}

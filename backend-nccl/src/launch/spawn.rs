@@ -3,7 +3,7 @@ use super::{
     environment::{Job, NOT_INHERITED, rank_variables},
     error::LaunchError,
     guard::{self, Guard},
-    outcome::Ending,
+    outcome::{Ending, STOPPED_EXIT_CODE},
     output::{Channel, Stream},
     report::seconds_since_epoch,
 };
@@ -95,9 +95,14 @@ impl RankProcess {
         self.child.id()
     }
 
-    /// Whether the rank has ended otherwise than with exit code 0.
+    /// Whether the rank has ended otherwise than with success or with the wish to go on later.
     pub(super) fn has_failed(&self) -> bool {
-        self.ended.is_some_and(|ended| ended.ending != Ending::Code(0))
+        self.ended.is_some_and(|ended| ended.ending.is_failure())
+    }
+
+    /// Whether the rank has left to go on later.
+    pub(super) fn has_left(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.ending == Ending::Code(STOPPED_EXIT_CODE))
     }
 
     /// Whether the rank shares the launcher's process group, so that the terminal signals both.

@@ -2,10 +2,10 @@ use super::{
     config::LaunchConfig,
     error::LaunchError,
     link::{Incoming, Link},
-    outcome::{Ending, STOPPED_EXIT_CODE},
+    outcome::Ending,
     protocol::{News, Order, Stop},
     report::seconds_since_epoch,
-    signals::{Received, Signals},
+    signals::{Received, Request, Requests, Signals},
     spawn::{Ended, RankProcess},
 };
 use nix::sys::signal::Signal;
@@ -20,21 +20,19 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Time in which a process ends after `SIGKILL` unless the system holds it.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
-/// A second signal before this has passed is the same one, sent to a process and to its group as `timeout` does.
-const SECOND_SIGNAL: Duration = Duration::from_secs(1);
-
-/// Looks at the ranks at least this often, should the program have put its own handler in place of ours.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Looks at the ranks at least this often, should the program have put its own handler in place of ours, and at the
+/// coordinator's signs of life.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the launcher is doing to its ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Nothing; they run.
     Running,
-    /// A rank has failed; the others are told to end at this time.
+    /// A rank has failed, or left to go on later; the others are told to end at this time.
     Settling(Instant),
     /// They have been told to end.
-    Stopping { since: Instant, kill_at: Instant },
+    Stopping { kill_at: Instant },
     /// They have been killed; at this time the launcher stops waiting for those that remain.
     Killed(Instant),
 }
@@ -44,13 +42,20 @@ pub(super) struct Watch<'a> {
     ranks: &'a mut [RankProcess],
     config: &'a LaunchConfig,
     phase: Phase,
+    requests: &'a mut Requests,
+    /// What the coordinator knows of how the first ranks ended.
+    told: Option<News>,
     /// How the connection with the coordinator was lost, if it was.
     lost: Option<String>,
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(ranks: &'a mut [RankProcess], config: &'a LaunchConfig) -> Self {
-        Self { ranks, config, phase: Phase::Running, lost: None }
+    pub(super) fn new(
+        ranks: &'a mut [RankProcess],
+        config: &'a LaunchConfig,
+        requests: &'a mut Requests,
+    ) -> Self {
+        Self { ranks, config, phase: Phase::Running, requests, told: None, lost: None }
     }
 
     /// Watches the ranks until all have ended: tells the coordinator what happens to them, and does to them what it says.
@@ -85,23 +90,40 @@ impl<'a> Watch<'a> {
 
     /// Does what time and the ranks' endings ask for.
     fn advance(&mut self, link: &mut Link) {
+        self.notice(link);
         let now = Instant::now();
         match self.phase {
-            Phase::Running if self.ranks.iter().any(RankProcess::has_failed) => {
-                self.phase = Phase::Settling(now + SETTLE);
-                link.send(News::Failed);
-            }
             Phase::Settling(until) if now >= until => {
                 self.ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGTERM));
                 let grace = self.config.grace_after_failure.unwrap_or(self.config.grace);
-                self.phase = Phase::Stopping { since: now, kill_at: now + grace };
+                self.phase = Phase::Stopping { kill_at: now + grace };
             }
-            Phase::Stopping { kill_at, .. } if now >= kill_at => self.kill_all(),
+            Phase::Stopping { kill_at } if now >= kill_at => self.kill_all(),
             Phase::Killed(until) if now >= until => {
                 let given_up = Ended { ending: Ending::Unkillable, at: seconds_since_epoch() };
                 self.ranks.iter_mut().for_each(|rank| rank.ended = rank.ended.or(Some(given_up)));
             }
             _ => {}
+        }
+    }
+
+    /// Sees whether a rank has ended in a way that ends the others.
+    fn notice(&mut self, link: &mut Link) {
+        if !matches!(self.phase, Phase::Running | Phase::Settling(_)) {
+            return;
+        }
+        let (news, settle) = if self.ranks.iter().any(RankProcess::has_failed) {
+            (News::Failed, SETTLE)
+        } else if self.ranks.iter().any(RankProcess::has_left) {
+            // The others are about to do the same, which takes as long as a checkpoint does.
+            (News::Leaving, self.config.grace)
+        } else {
+            return;
+        };
+        if self.told.as_ref() != Some(&news) {
+            self.settle(settle);
+            link.send(news.clone());
+            self.told = Some(news);
         }
     }
 
@@ -111,15 +133,19 @@ impl<'a> Watch<'a> {
             self.ranks.iter_mut().for_each(|rank| rank.pass_on(received.signal));
             return;
         }
-        match self.phase {
-            Phase::Running | Phase::Settling(_) => {
+        match self.requests.note(Instant::now()) {
+            Request::End => {
+                // Also where the ranks end already: it is the last attempt then, whatever restarts are left.
                 let (signal, is_cause) = (received.signal as i32, self.is_cause(received));
                 link.send(News::Signalled { signal, is_cause });
+                self.stop(received);
             }
-            Phase::Stopping { since, .. } if Instant::now() >= since + SECOND_SIGNAL => link.send(News::Kill),
-            Phase::Stopping { .. } | Phase::Killed(_) => {}
+            Request::Same => {}
+            Request::Kill => {
+                link.send(News::Kill);
+                self.kill_all();
+            }
         }
-        self.stop(received);
     }
 
     /// Does what the coordinator says.
@@ -127,25 +153,27 @@ impl<'a> Watch<'a> {
         match incoming {
             Incoming::Order(Order::Stop(Stop::Signal(signal))) => {
                 let signal = Signal::try_from(signal).unwrap_or(Signal::SIGTERM);
-                if matches!(self.phase, Phase::Running | Phase::Settling(_)) {
-                    self.stop(Received { signal, from_terminal: false });
-                }
+                self.stop(Received { signal, from_terminal: false });
             }
             Incoming::Order(Order::Stop(Stop::Kill)) => self.kill_all(),
             Incoming::Order(Order::Note(note)) => show(&note),
-            Incoming::Order(Order::Stop(Stop::Failure) | Order::Finish(_)) => self.settle(),
+            Incoming::Order(Order::Stop(Stop::Failure) | Order::Finish(_)) => self.settle(SETTLE),
+            Incoming::Order(Order::Stop(Stop::Leaving)) => self.settle(self.config.grace),
             Incoming::Order(Order::Heartbeat | Order::Start(_)) => {}
             Incoming::Lost(why) => {
                 self.lost = Some(why);
-                self.settle();
+                self.settle(SETTLE);
             }
         }
     }
 
-    /// Lets the ranks notice that those of another node are gone.
-    fn settle(&mut self) {
-        if self.phase == Phase::Running {
-            self.phase = Phase::Settling(Instant::now() + SETTLE);
+    /// Lets the ranks notice for this long that others are gone.
+    fn settle(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        match self.phase {
+            Phase::Running => self.phase = Phase::Settling(until),
+            Phase::Settling(at) => self.phase = Phase::Settling(at.min(until)),
+            Phase::Stopping { .. } | Phase::Killed(_) => {}
         }
     }
 
@@ -154,10 +182,8 @@ impl<'a> Watch<'a> {
     /// those may be gone before the launcher hears of it.
     fn is_cause(&self, received: Received) -> bool {
         let exit_code = Ending::Signal(received.signal as i32).exit_code();
-        let by_same_signal = |rank: &RankProcess| {
-            let code = rank.ended.map(|ended| ended.ending.exit_code());
-            code == Some(exit_code) || code == Some(STOPPED_EXIT_CODE)
-        };
+        let by_same_signal =
+            |rank: &RankProcess| rank.ended.is_some_and(|ended| ended.ending.exit_code() == exit_code);
         match self.phase {
             Phase::Running => true,
             Phase::Settling(_) => self.ranks.iter().filter(|rank| rank.has_failed()).all(by_same_signal),
@@ -165,17 +191,15 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Passes on a signal that the launcher, or that of another node, got.
+    /// Passes on a signal that the launcher, or that of another node, got, unless the ranks end already.
     fn stop(&mut self, received: Received) {
-        let now = Instant::now();
         match self.phase {
             Phase::Running | Phase::Settling(_) => {
                 // A rank in the launcher's group has the terminal's signal already; a second one might mean more to it.
                 let lacks_it = |rank: &&mut RankProcess| !(received.from_terminal && rank.shares_terminal());
                 self.ranks.iter_mut().filter(lacks_it).for_each(|rank| rank.signal(received.signal));
-                self.phase = Phase::Stopping { since: now, kill_at: now + self.config.grace };
+                self.phase = Phase::Stopping { kill_at: Instant::now() + self.config.grace };
             }
-            Phase::Stopping { since, .. } if now >= since + SECOND_SIGNAL => self.kill_all(),
             Phase::Stopping { .. } | Phase::Killed(_) => {}
         }
     }
@@ -191,7 +215,7 @@ impl<'a> Watch<'a> {
     fn time_left(&self) -> Duration {
         match self.phase {
             Phase::Running => LOOK_INTERVAL,
-            Phase::Settling(at) | Phase::Stopping { kill_at: at, .. } | Phase::Killed(at) => {
+            Phase::Settling(at) | Phase::Stopping { kill_at: at } | Phase::Killed(at) => {
                 at.saturating_duration_since(Instant::now()).min(LOOK_INTERVAL)
             }
         }

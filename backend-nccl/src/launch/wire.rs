@@ -1,3 +1,4 @@
+use super::protocol::MAX_MESSAGE_BYTES;
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, recv},
@@ -21,6 +22,19 @@ const LENGTH_BYTES: usize = 4;
 /// What one call takes from a peer at most, so that one that floods does not keep the others waiting.
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// What somebody else says, without the characters by which it could change what the terminal shows.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
 /// Messages over a stream socket: a length of 4 bytes, little endian, and that many bytes of JSON.
 pub(super) struct Wire {
     sender: Sender,
@@ -38,10 +52,18 @@ pub(super) struct Sender(Arc<Mutex<Socket>>);
 impl Sender {
     pub(super) fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let body = serde_json::to_vec(message)?;
-        let length = u32::try_from(body.len()).map_err(|_| io::Error::from(ErrorKind::InvalidInput))?;
-        let frame = [&length.to_le_bytes()[..], &body].concat();
         // In one piece, so that two threads' messages do not mix.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
+        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if body.len() > MAX_MESSAGE_BYTES {
+            // The peer would refuse it, and would wait for it if it were left out.
+            let _ = socket.shutdown(Shutdown::Both);
+            return Err(io::Error::other(format!(
+                "a message of {} bytes, at most {MAX_MESSAGE_BYTES}",
+                body.len()
+            )));
+        }
+        let frame = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
+        socket.write_all(&frame)
     }
 }
 
@@ -87,6 +109,12 @@ impl Wire {
         self.closed.as_deref()
     }
 
+    /// The next message, which must come within `limit`.
+    #[cfg(test)]
+    pub(super) fn wait<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<T> {
+        self.wait_at_most(limit)?.ok_or_else(|| io::Error::other("no answer"))
+    }
+
     /// Reads what has arrived without waiting for more. Returns whether anything has.
     pub(super) fn fill(&mut self) -> bool {
         let before = self.unread.len();
@@ -109,7 +137,8 @@ impl Wire {
             Ok(message) => message,
             Err(error) => {
                 self.unread.clear();
-                self.closed = Some(format!("what it sent is not burnrun's: {error}"));
+                self.closed =
+                    Some(format!("what it sent is not burnrun's: {}", printable(&error.to_string())));
                 None
             }
         }
@@ -129,19 +158,19 @@ impl Wire {
         Ok(Some(message))
     }
 
-    /// Waits for the next message.
-    pub(super) fn wait<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<T> {
+    /// Waits for the next message; `None` where it has not come within `limit`.
+    pub(super) fn wait_at_most<T: DeserializeOwned>(&mut self, limit: Duration) -> io::Result<Option<T>> {
         let until = Instant::now() + limit;
         loop {
             if let Some(message) = self.take() {
-                return Ok(message);
+                return Ok(Some(message));
             }
             if let Some(why) = &self.closed {
                 return Err(io::Error::other(why.clone()));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(io::Error::other(format!("no answer within {:.0} s", limit.as_secs_f64())));
+                return Ok(None);
             }
             self.reader.set_read_timeout(Some(left))?;
             let mut chunk = [0; 4096];
@@ -182,12 +211,31 @@ mod tests {
     }
 
     #[test]
+    fn what_a_stranger_says_cannot_write_to_the_terminal() {
+        assert_eq!(printable("wörds\x1b[2J\r\n\u{9b}"), "wörds\\u{1b}[2J\\r\\n\\u{9b}");
+        #[derive(Debug, serde::Deserialize)]
+        enum Known {}
+        let (one, mut other) = pair(100);
+        one.send(&"\x1b[2J").expect("sent");
+        assert!(other.fill() && other.take::<Known>().is_none());
+        assert!(other.closed().is_some_and(|why| !why.contains('\x1b')), "{:?}", other.closed());
+    }
+
+    #[test]
     fn a_message_beyond_the_limit_is_refused_before_its_bytes_have_come() {
         let (one, mut other) = pair(100);
         one.sender.0.lock().expect("a lock").write_all(&u32::MAX.to_le_bytes()).expect("written");
         assert!(other.fill());
         assert_eq!(other.take::<String>(), None);
         assert!(other.closed().is_some_and(|why| why.contains("at most 100")), "{:?}", other.closed());
+    }
+
+    #[test]
+    fn a_message_that_nobody_would_take_is_not_sent_and_not_waited_for() {
+        let (one, mut other) = pair(MAX_MESSAGE_BYTES);
+        let error = one.send(&"x".repeat(MAX_MESSAGE_BYTES)).expect_err("too long");
+        assert!(error.to_string().contains("at most"), "{error}");
+        assert!(other.wait::<String>(SEND_LIMIT).is_err_and(|error| error.to_string().contains("closed")));
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Environment {
     /// [`Error::EnvironmentIncomplete`] names what is missing; [`Error::EnvironmentInvalid`] what cannot be meant;
     /// [`Error::Secret`] a secret that is none.
     pub fn read() -> Result<Option<Self>> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_lookup(|name| std::env::var_os(name).map(legible))
     }
 
     /// As [`read`](Self::read) from any source of variables. An empty value counts as not set.
@@ -116,6 +116,12 @@ impl Environment {
         }
         Ok(self)
     }
+}
+
+/// The text of a value. One that is no text is refused by whoever reads it, as it would not be if it counted as not set: a
+/// job whose secret cannot be read must not go on without one.
+fn legible(value: std::ffi::OsString) -> String {
+    value.into_string().unwrap_or_else(|value| value.to_string_lossy().into_owned())
 }
 
 /// An empty value counts as not set.
@@ -446,6 +452,15 @@ mod tests {
         let lookup =
             |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         Environment::from_variables(&Variables { lookup: &present(&lookup), mpi_tells })
+    }
+
+    #[test]
+    fn a_secret_that_is_no_text_is_an_error_and_not_the_lack_of_one() {
+        use std::os::unix::ffi::OsStringExt;
+        let bytes = [b"00112233445566778899aabbccddeeff".as_slice(), b"\xff"].concat();
+        let secret = legible(std::ffi::OsString::from_vec(bytes));
+        let found = read(&format!("{RUN} BURN_NCCL_SECRET={secret}"));
+        assert!(found.is_err_and(|error| matches!(error, Error::Secret { .. })));
     }
 
     fn environment(ranks: [usize; 4], address: &str, port: u16, run_id: &str) -> Environment {

@@ -1,13 +1,13 @@
 //! How a job ends: failures, signals, and what must not be left behind.
 
-use std::{os::unix::process::CommandExt, time::Duration};
+use std::os::unix::process::CommandExt;
 
 use nix::{
     sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
 
-use crate::{all_gone, burnrun, finish, is_alive, pids, run, sorted_lines, text};
+use crate::{GONE, all_gone, burnrun, finish, is_alive, pids, run, sorted_lines, text, wait_for};
 
 #[test]
 fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
@@ -32,8 +32,13 @@ fn the_first_failing_rank_gives_the_exit_code_and_the_last_lines() {
 
 #[test]
 fn ranks_that_end_by_themselves_after_a_failure_are_not_signalled() {
-    let script = "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.05; echo peer 1 is gone >&2; exit 4";
-    let output = run(&["--nproc-per-node", "2"], script);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = format!(
+        "cd {}; if [ $RANK = 1 ]; then echo > gone; exit 3; fi; \
+         until [ -e gone ]; do sleep 0.01; done; sleep 0.1; echo peer 1 is gone >&2; exit 4",
+        folder.path().display()
+    );
+    let output = run(&["--nproc-per-node", "2"], &script);
     assert_eq!(output.status.code(), Some(3));
     let stderr = text(&output.stderr);
     assert!(stderr.contains("ended as a consequence: exit code 4\n"), "{stderr}");
@@ -57,6 +62,7 @@ fn the_smallest_timestamp_of_the_error_files_is_the_first_cause() {
     let script = r#"
         report() { printf '{"message": "%s", "timestamp": %s}' "$1" "$2" > "$BURN_NCCL_ERROR_FILE"; }
         if [ $RANK = 0 ]; then report 'disk is full' 1000.25; sleep 0.05; exit 5; fi
+        until [ -e "${BURN_NCCL_ERROR_FILE%1.json}0.json" ]; do sleep 0.01; done
         report 'lost peer 0' 1000.5; exit 6"#;
     let output = run(&["--nproc-per-node", "2"], script);
     assert_eq!(output.status.code(), Some(5));
@@ -116,6 +122,36 @@ fn a_signal_that_reaches_the_ranks_first_is_still_the_cause() {
 }
 
 #[test]
+fn a_rank_that_leaves_to_go_on_later_gives_the_others_the_grace_to_do_the_same() {
+    let script = "[ $BURN_NCCL_RESTART_COUNT = 0 ] || exit 9; [ $RANK = 1 ] && exit 75; \
+        trap 'echo told; exit 9' TERM; for i in 1 2 3 4 5 6 7 8; do sleep 0.2; done; exit 75";
+    let output = run(&["--nproc-per-node", "2", "--max-restarts", "2"], script);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(75), String::new()), "{output:?}");
+    // One that does not come to an end is told to, and it is a stop all the same.
+    let script = "[ $RANK = 1 ] && exit 75; trap 'echo told; exit 9' TERM; while :; do sleep 0.1; done";
+    let output = run(&["--nproc-per-node", "2", "--max-restarts", "2", "--grace-seconds", "1"], script);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(75), "[rank 0] told\n".to_owned()));
+}
+
+#[test]
+fn a_signal_while_a_failed_attempt_ends_is_the_last_word_on_restarts() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let told = folder.path().join("told");
+    let script = format!(
+        "[ $BURN_NCCL_RESTART_COUNT = 0 ] || exit 0; [ $RANK = 1 ] && exit 3; \
+         trap 'echo > {}' TERM; while :; do sleep 0.1; done",
+        told.display()
+    );
+    let options = ["--nproc-per-node", "2", "--max-restarts", "3", "--grace-seconds", "4"];
+    let child = burnrun(&options, &script).spawn().expect("burnrun starts");
+    wait_for("rank 0 to be told to end", || told.exists().then_some(()));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("signalled");
+    let output = finish(child);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stderr).contains("were not started again: a signal came\n"), "{output:?}");
+}
+
+#[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let script = format!("echo $$ > {}/$RANK; sleep 1; echo done", folder.path().display());
@@ -149,7 +185,7 @@ fn killing_the_launcher_leaves_neither_ranks_nor_what_they_started() {
     assert!(started.iter().all(|pid| is_alive(*pid)));
     child.kill().expect("killed");
     child.wait().expect("reaped");
-    assert!(all_gone(&started, Duration::from_secs(2)), "left behind: {started:?}");
+    assert!(all_gone(&started, GONE), "left behind: {started:?}");
 }
 
 #[test]
@@ -158,5 +194,5 @@ fn what_a_rank_leaves_behind_ends_with_the_job() {
     let script = format!("sleep 300 & echo $! > {}/$RANK", folder.path().display());
     let output = run(&["--nproc-per-node", "2"], &script);
     assert_eq!(output.status.code(), Some(0));
-    assert!(all_gone(&pids(folder.path(), 2), Duration::from_secs(2)));
+    assert!(all_gone(&pids(folder.path(), 2), GONE));
 }

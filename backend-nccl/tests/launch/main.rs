@@ -6,7 +6,10 @@ mod nodes;
 mod starting;
 
 use std::{
+    fmt::{self, Display, Formatter},
     fs,
+    net::{Ipv4Addr, SocketAddr},
+    ops::Deref,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Child, Command, Output, Stdio},
@@ -18,6 +21,10 @@ use nix::{
     sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Time in which killed processes disappear even on a busy machine.
+const GONE: Duration = Duration::from_secs(10);
 
 /// Longer than anything here takes; only a test that hangs reaches it.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -59,6 +66,44 @@ fn finish(child: Child) -> Output {
     watchdog.join().expect("the watchdog");
     assert_ne!(output.status.signal(), Some(9), "burnrun did not end in time: {output:?}");
     output
+}
+
+/// A port for launchers to meet at, which the system gives to nobody else while the value lives: a socket is bound to it and
+/// does not listen. Somebody who asks for this very port, and sets `SO_REUSEADDR` as listeners do, can still listen.
+struct Port {
+    number: String,
+    _held: Socket,
+}
+
+impl Deref for Port {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.number
+    }
+}
+
+impl Display for Port {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.number)
+    }
+}
+
+fn port() -> Port {
+    let held = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a socket");
+    held.set_reuse_address(true).expect("set");
+    held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
+    let address = held.local_addr().expect("bound").as_socket().expect("an address");
+    Port { number: address.port().to_string(), _held: held }
+}
+
+/// The number that follows `words` in `text`.
+fn number_after(text: &str, words: &str) -> f64 {
+    let (_, rest) = text.split_once(words).unwrap_or_else(|| panic!("no {words:?} in {text}"));
+    let number = rest.split(|character: char| !character.is_ascii_digit() && character != '.').next();
+    number
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("no number after {words:?} in {text}"))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -11,16 +11,17 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{burnrun, finish, run, sorted_lines, text};
+use crate::{burnrun, finish, port, run, sorted_lines, text};
 
 #[test]
 fn each_rank_finds_its_place_in_its_environment() {
     let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT; \
         echo $BURN_NCCL_RUN_ID $RAYON_NUM_THREADS >&2";
-    let options = ["--nproc-per-node", "3", "--master-addr", "localhost", "--master-port", "47113"];
+    let port = port();
+    let options = ["--nproc-per-node", "3", "--master-addr", "localhost", "--master-port", &port];
     let output = run(&options, script);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let expected = [0, 1, 2].map(|rank| format!("[rank {rank}] {rank} {rank} 3 3 localhost 47113"));
+    let expected = [0, 1, 2].map(|rank| format!("[rank {rank}] {rank} {rank} 3 3 localhost {port}"));
     assert_eq!(sorted_lines(&output.stdout), expected);
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let lines = sorted_lines(&output.stderr);
@@ -124,6 +125,22 @@ fn a_port_that_is_served_is_refused_before_any_rank_starts() {
     let output = run(&["--nproc-per-node", "2", "--master-port", &port], "echo started");
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()));
     assert!(text(&output.stderr).contains(&format!("cannot use port {port}")), "{output:?}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_at_the_start_and_does_not_hide_the_outcome_at_the_end() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let logs = folder.path().join("logs");
+    let report = logs.join("report.json");
+    let options = ["--nproc-per-node", "1", "--report", report.to_str().expect("UTF-8")];
+    let output = run(&options, "echo up");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{output:?}");
+    assert!(text(&output.stderr).starts_with("error: cannot write "), "{output:?}");
+    fs::create_dir(&logs).expect("made");
+    let output = run(&options, &format!("rmdir {}; exit 5", logs.display()));
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.starts_with("warning: cannot write ") && stderr.contains("exit code 5"), "{stderr}");
 }
 
 #[test]

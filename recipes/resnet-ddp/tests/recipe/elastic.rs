@@ -108,7 +108,7 @@ fn assert_stopped(place: &Place, output: &Output) -> u64 {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(75), "{text}");
     assert!(text.contains("a signal has stopped the run after step "), "{text}");
-    assert!(text.contains("can be resumed: all ranks left with exit code 75"), "{text}");
+    assert!(text.contains("can be resumed: its ranks left with exit code 75"), "{text}");
     let summary = place.json("summary.json");
     assert_eq!((&summary["interrupted"], summary.get("test_accuracy")), (&true.into(), None));
     let step = summary["steps"].as_u64().unwrap();
