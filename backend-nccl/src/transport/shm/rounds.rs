@@ -50,6 +50,8 @@ pub(super) struct Rounds<'a> {
     chunk: usize,
     count: u64,
     folds: bool,
+    /// Whether bytes of any rank pass through its staging area, so that ranks wait for each other's rounds.
+    is_staged: bool,
 }
 
 /// The rounds of each step that are done.
@@ -74,7 +76,7 @@ impl<'a> Rounds<'a> {
         let chunk = if is_staged { part_bytes(shape.parts()) } else { longest.max(1) };
         let count = longest.div_ceil(chunk) as u64;
         let folds = shape.work != Work::Copy;
-        Self { shm, shape, own, members, posts, buffers, chunk, count, folds }
+        Self { shm, shape, own, members, posts, buffers, chunk, count, folds, is_staged }
     }
 
     /// Moves everything; the number of rounds it took.
@@ -106,7 +108,7 @@ impl<'a> Rounds<'a> {
         }
         if count > 0 {
             for progress in [Progress::Staged, Progress::Folded, Progress::Taken] {
-                self.publish(progress, count);
+                self.put(progress, count);
             }
         }
         Ok(count)
@@ -279,12 +281,17 @@ impl<'a> Rounds<'a> {
         word.load(Ordering::Acquire).saturating_sub(self.posts[place].base)
     }
 
+    /// Tells the others that rounds of a step are done. Where nothing is staged nobody waits for rounds, and all are told
+    /// at the end.
     fn publish(&self, step: Progress, rounds: u64) {
-        let word = self.segment(self.own).word(Layout::progress(step));
-        word.store(self.posts[self.own].base + rounds, Ordering::Release);
-        // Where nothing is staged nobody waits for rounds, and all are told at the end.
-        if self.chunk < self.shape.longest() {
+        self.put(step, rounds);
+        if self.is_staged {
             self.shm.notify(self.members);
         }
+    }
+
+    fn put(&self, step: Progress, rounds: u64) {
+        let word = self.segment(self.own).word(Layout::progress(step));
+        word.store(self.posts[self.own].base + rounds, Ordering::Release);
     }
 }

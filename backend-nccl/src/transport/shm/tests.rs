@@ -10,6 +10,7 @@ use half::{bf16, f16};
 
 use super::{
     layout::{Counter, INLINE_BYTES, Layout, Progress, ROUND_BYTES, part_bytes},
+    wait::SLEEP,
     *,
 };
 use crate::{
@@ -295,6 +296,25 @@ fn thousands_of_mixed_collectives_among_changing_ranks_stay_right() {
                 }
             }
         });
+    }
+}
+
+#[test]
+fn nobody_sleeps_through_a_collective_of_one_staged_round() {
+    const REPEATS: u32 = 20;
+    for world_size in [2, 3] {
+        let times = on_each(group(world_size), |rank| {
+            rank.patience = Patience::Background;
+            let mut buffer = vec![0; 64 * 1024];
+            rank.run(Collective::Barrier);
+            let start = Instant::now();
+            for _ in 0..REPEATS {
+                rank.run(Collective::AllReduce { buffer: &mut buffer, dtype: DType::U8, op: ReduceOp::Sum });
+            }
+            start.elapsed()
+        });
+        // If each waited for a sleep to run out, it would be the whole of this.
+        assert!(times.iter().all(|time| *time < SLEEP * REPEATS / 2), "{times:?}");
     }
 }
 

@@ -19,7 +19,7 @@ const LOOKS: usize = 64;
 const YIELDS: usize = 16;
 /// The longest sleep. Peers and the control connections wake it before; this is for a peer that died between its work
 /// and its call to wake.
-const SLEEP: Duration = Duration::from_millis(50);
+pub(super) const SLEEP: Duration = Duration::from_millis(50);
 
 /// One wait of one call.
 pub(super) struct Wait<'a> {
