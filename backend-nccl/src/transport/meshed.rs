@@ -87,6 +87,10 @@ impl Transport for Meshed {
             return Err(failure);
         }
         let is_common = collective.is_common();
+        // A message may find its bytes there although the group has ended; a collective belongs before or after the end.
+        if !is_common && let Some(failure) = self.control.told() {
+            return Err(self.fail(failure));
+        }
         self.engine
             .run(&self.control, &self.all, call, collective)
             .map_err(|failure| self.fail(self.examined(failure)))?;

@@ -2,12 +2,13 @@
 //!
 //! One connection for each pair of ranks, and one thread that reads them all. An abort must reach a peer whose data
 //! stream is full, or that has none because its data moves through shared memory, so it cannot travel with data. The
-//! thread only keeps what it hears; a collective that waits asks [`Control::obstacle`].
+//! thread only keeps what it hears; a call that waits asks [`Control::obstacle_among`].
 
 mod link;
 mod notice;
 mod questions;
 mod standing;
+mod watch;
 
 use std::{
     collections::BTreeSet,
@@ -36,6 +37,7 @@ use super::Witness;
 use crate::{deadline::Deadline, failure::Failure};
 
 pub(crate) use notice::MAX_POST_BYTES;
+pub(crate) use watch::{Obstacle, Watch};
 
 /// How long telling one peer of the end may take. Its buffer has room, unless it has been deaf for long.
 const TELL_LIMIT: Duration = Duration::from_millis(200);

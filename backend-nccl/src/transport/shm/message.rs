@@ -14,9 +14,6 @@ use crate::{
     transport::{Call, DType, Incoming, Outgoing, Signature, control::Control, members::Members},
 };
 
-/// A message has no place in the order of collectives: a peer that has left will never send it.
-const NEVER: u64 = u64::MAX;
-
 /// Sends and receives one message each, if there is one, at the same time.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn run(
@@ -30,7 +27,7 @@ pub(super) fn run(
     receive: Option<Incoming<'_>>,
 ) -> Result<(), Failure> {
     let last: Vec<Option<Signature>> = state.peers.iter().map(|peer| peer.last).collect();
-    let wait = Wait { shm, control, call, sequence: NEVER, last: &last };
+    let wait = Wait { shm, control, call, sequence: None, needed: &[], last: &last };
     let (members, tag) = (shm.indices(among), tag(among));
     let mut sending = match &send {
         Some(message) => {
@@ -68,7 +65,7 @@ pub(super) fn run(
                 let waits_for = usize::from(!sent) + usize::from(!received);
                 let behind: Vec<usize> =
                     blocked.map(|sending| sending.to).into_iter().chain(starved).collect();
-                Ok((behind.len() == waits_for).then_some(behind))
+                Ok((behind.len() == waits_for).then(|| behind.into()))
             })?;
         }
     }

@@ -12,7 +12,7 @@ use super::{
     layout::{Layout, Progress, ROUNDS, part_bytes},
     post::{Location, Post},
     shape::{Shape, Work},
-    wait::Wait,
+    wait::{Behind, Wait},
 };
 use crate::{failure::Failure, transport::reduce::fold_into};
 
@@ -114,8 +114,8 @@ impl<'a> Rounds<'a> {
         Ok(count)
     }
 
-    /// The members that all steps wait for, those furthest behind if they are to be named; `None` if a step can go on.
-    fn blocked(&self, done: Done, name_them: bool) -> Option<Vec<usize>> {
+    /// The members that the steps wait for, if they are to be named; `None` if a step can go on.
+    fn blocked(&self, done: Done, name_them: bool) -> Option<Behind> {
         let steps =
             [(Progress::Staged, done.staged), (Progress::Folded, done.folded), (Progress::Taken, done.taken)];
         let open = || steps.into_iter().filter(|(_, round)| *round < self.count);
@@ -123,7 +123,7 @@ impl<'a> Rounds<'a> {
             return None;
         }
         if !name_them {
-            return Some(Vec::new());
+            return Some(Behind::default());
         }
         let waits_for = |place: &usize| open().any(|(step, round)| !self.ready(step, round, *place));
         let places: Vec<usize> = self.others().filter(waits_for).collect();
@@ -132,7 +132,11 @@ impl<'a> Rounds<'a> {
             steps.iter().map(|step| self.progress(place, *step)).sum::<u64>()
         };
         let least = places.iter().map(|place| moved(*place)).min();
-        Some(places.iter().filter(|p| Some(moved(**p)) == least).map(|p| self.members[*p]).collect())
+        let member = |place: &usize| self.members[*place];
+        Some(Behind {
+            furthest: places.iter().filter(|place| Some(moved(**place)) == least).map(member).collect(),
+            all: places.iter().map(member).collect(),
+        })
     }
 
     fn all_ready(&self, step: Progress, round: u64) -> bool {

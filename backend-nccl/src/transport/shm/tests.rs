@@ -508,6 +508,39 @@ fn numbers_of_progress_that_make_no_sense_end_in_an_error_and_not_in_a_crash() {
 }
 
 #[test]
+fn a_rank_that_announced_and_died_is_named_at_once_while_another_is_late() {
+    const LATE: Duration = Duration::from_secs(2);
+    let layout = Layout::new(3);
+    for count in [100, 1 << 20] {
+        let failures = on_each(group(3), |rank| {
+            let mut buffer = vec![0; count];
+            let call = Collective::AllReduce { buffer: &mut buffer, dtype: DType::U8, op: ReduceOp::Sum };
+            match rank.rank() {
+                0 => {}
+                1 => std::thread::sleep(LATE),
+                _ => {
+                    let location = if count == 100 { Location::Inline { slot: 0 } } else { Location::Staged };
+                    let post = post::Post { signature: call.signature(1), location, base: 0 };
+                    for peer in 0..2 {
+                        post.write(&rank.shm.segments[2], layout.post(peer, 1), 1, flow::tag(&rank.all));
+                    }
+                    rank.shm.notify(&[0, 1]);
+                    std::thread::sleep(Duration::from_millis(100));
+                    return None;
+                }
+            }
+            let (start, all) = (Instant::now(), rank.all.clone());
+            let failure = rank.try_among(&all, call).unwrap_err();
+            assert!(start.elapsed() < LATE / 2, "{:?}", start.elapsed());
+            Some(failure)
+        });
+        for failure in failures.into_iter().flatten() {
+            assert!(matches!(failure, Failure::PeerLost { rank: 2, .. }), "{failure}");
+        }
+    }
+}
+
+#[test]
 fn buffers_outlive_the_engine_and_stay_mapped() {
     let ranks = group(2);
     let mut buffer = ranks[1].shm.allocate(100_000).unwrap();
