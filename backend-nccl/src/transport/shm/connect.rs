@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Peer, Shm, State,
     arena::Arena,
-    layout::{INLINE_SLOTS, Layout, MAGIC, TOKEN, TOKEN_WORDS},
+    layout::{INLINE_SLOTS, Layout, MAGIC, MESSAGE_SLOTS, TOKEN, TOKEN_WORDS},
     mapping::Mapping,
     wake,
 };
@@ -148,6 +148,7 @@ impl Shm {
             rounds: 0,
             slots: [const { Vec::new() }; INLINE_SLOTS],
             next_slot: 0,
+            letters: [None; MESSAGE_SLOTS],
         };
         let arena = Arena::new(segments[own].clone(), layout.arena());
         Self {

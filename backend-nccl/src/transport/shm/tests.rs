@@ -9,7 +9,7 @@ use std::{
 use half::{bf16, f16};
 
 use super::{
-    layout::{Counter, INLINE_BYTES, Layout, Progress, ROUND_BYTES, part_bytes},
+    layout::{Counter, INLINE_BYTES, Layout, MESSAGE_SLOTS, Progress, ROUND_BYTES, part_bytes},
     wait::SLEEP,
     *,
 };
@@ -538,6 +538,36 @@ fn a_rank_that_announced_and_died_is_named_at_once_while_another_is_late() {
             assert!(matches!(failure, Failure::PeerLost { rank: 2, .. }), "{failure}");
         }
     }
+}
+
+#[test]
+fn small_messages_do_not_wait_for_their_receivers_and_what_is_received_makes_room() {
+    let number_of = |index: usize| index as u64 + 1;
+    on_each(group(2), |rank| {
+        rank.limit = Duration::from_secs(10);
+        let (all, peer) = (rank.all.clone(), 1 - rank.rank());
+        let text = |rank: usize, index: usize| values(DType::U8, INLINE_BYTES, |at| value(rank, at + index));
+        let mut exchange = |send: Option<usize>, receive: Option<usize>| {
+            let sent = send.map(|index| text(1 - peer, index)).unwrap_or_default();
+            let mut received = vec![0; INLINE_BYTES];
+            let outgoing = Outgoing { buffer: &sent, to: peer, number: number_of(send.unwrap_or(0)) };
+            let number = number_of(receive.unwrap_or(0));
+            let incoming = Incoming { buffer: &mut received, from: peer, number };
+            let exchange = Collective::Exchange {
+                send: send.map(|_| outgoing),
+                receive: receive.map(|_| incoming),
+                dtype: DType::U8,
+            };
+            rank.try_among(&all, exchange).unwrap();
+            if let Some(index) = receive {
+                assert!(received == text(peer, index), "message {index}");
+            }
+        };
+        // As many as there is room for, then those that find none before another is received, in three turns.
+        (0..MESSAGE_SLOTS).for_each(|index| exchange(Some(index), None));
+        (0..2 * MESSAGE_SLOTS).for_each(|index| exchange(Some(MESSAGE_SLOTS + index), Some(index)));
+        (0..MESSAGE_SLOTS).for_each(|index| exchange(None, Some(2 * MESSAGE_SLOTS + index)));
+    });
 }
 
 #[test]
