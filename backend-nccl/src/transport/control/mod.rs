@@ -60,8 +60,8 @@ struct Shared {
     posted: Condvar,
     changes: AtomicU64,
     failed: AtomicBool,
-    /// The last collective that this rank has finished.
-    completed: AtomicU64,
+    /// The first collective that this rank has not finished; the barrier of the set-up is number 0.
+    next: AtomicU64,
     wakers: Mutex<Vec<Waker>>,
     witness: OnceLock<Arc<dyn Witness>>,
     /// Set when the thread is to end.
@@ -114,7 +114,7 @@ impl Control {
             posted: Condvar::new(),
             changes: AtomicU64::new(0),
             failed: AtomicBool::new(false),
-            completed: AtomicU64::new(0),
+            next: AtomicU64::new(0),
             wakers: Mutex::default(),
             witness: OnceLock::new(),
             closing: AtomicBool::new(false),
@@ -157,8 +157,8 @@ impl Control {
             state.failure = Some(failure.clone());
             self.shared.failed.store(true, Ordering::Release);
         }
-        let completed = self.shared.completed.load(Ordering::Acquire);
-        let notice = Notice::Abort(Abort { failure: failure.clone(), completed });
+        let next = self.shared.next.load(Ordering::Acquire);
+        let notice = Notice::Abort(Abort { failure: failure.clone(), next });
         self.shared.tell_all(&notice);
         self.shared.changed();
         failure
@@ -191,14 +191,14 @@ impl Control {
 
     /// Notes that this rank has finished the collective `sequence`.
     pub(crate) fn complete(&self, sequence: u64) {
-        self.shared.completed.store(sequence, Ordering::Release);
+        self.shared.next.store(sequence.saturating_add(1), Ordering::Release);
     }
 
     /// Tells the others that this rank leaves on purpose.
     pub(crate) fn goodbye(&self) {
         if self.failure().is_none() {
-            let completed = self.shared.completed.load(Ordering::Acquire);
-            self.shared.tell_all(&Notice::Goodbye { completed });
+            let next = self.shared.next.load(Ordering::Acquire);
+            self.shared.tell_all(&Notice::Goodbye { next });
         }
     }
 
