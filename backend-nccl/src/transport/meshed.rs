@@ -84,7 +84,8 @@ impl Transport for Meshed {
 
     fn execute(&self, call: Call, collective: Collective<'_>) -> Result<(), Failure> {
         if let Some(failure) = self.control.failure() {
-            return Err(failure);
+            // Which the others have heard before this returns.
+            return Err(self.control.fail(failure));
         }
         let is_common = collective.is_common();
         // A message may find its bytes there although the group has ended; a collective belongs before or after the end.
