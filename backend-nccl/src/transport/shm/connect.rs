@@ -1,6 +1,9 @@
 //! Making the segments and opening each other's: all ranks can, or none uses them.
 
-use std::sync::{Arc, Mutex, atomic::AtomicBool, atomic::Ordering};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering, fence},
+};
 
 use nix::{
     sched::{CpuSet, sched_getaffinity},
@@ -67,6 +70,8 @@ pub(crate) fn connect(
         let own = Arc::downgrade(&shm.segments[shm.own]);
         control.on_change(Box::new(move || {
             if let Some(own) = own.upgrade() {
+                // Between the change and the look at who sleeps, as in `notify`.
+                fence(Ordering::SeqCst);
                 wake(&own);
             }
         }));

@@ -220,11 +220,13 @@ impl Engine for Shm {
     fn shutdown(&self) {
         self.ended.store(true, Ordering::Release);
         self.arena.close();
+        // Before the look at who sleeps, as in `notify`.
+        fence(Ordering::SeqCst);
         wake(&self.segments[self.own]);
     }
 }
 
-/// Wakes the owner of a segment if it sleeps.
+/// Wakes the owner of a segment if it sleeps. What it shall see is stored, and a fence is behind that.
 fn wake(segment: &Mapping) {
     let asleep = segment.futex(ASLEEP);
     if asleep.load(Ordering::SeqCst) != 0 && asleep.swap(0, Ordering::SeqCst) != 0 {
