@@ -21,9 +21,9 @@ use super::{
 };
 use crate::{deadline::Deadline, failure::Failure, transport::control::Control};
 
-/// The address range of all segments of a group together, as far as the machine's memory does not bound it: an eighth
-/// of what a process has.
-const ADDRESS_SPACE: usize = 1 << 44;
+/// The address range of all segments of a group together, as far as the machine's memory does not bound it: more than a
+/// hundred groups fit what a process has. A buffer beyond a rank's part of it is an ordinary one.
+const ADDRESS_SPACE: usize = 1 << 40;
 
 /// Where a rank's segment can be opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
