@@ -491,20 +491,33 @@ fn garbage_in_a_peers_lines_is_a_protocol_failure() {
 
 #[test]
 fn numbers_of_progress_that_make_no_sense_end_in_an_error_and_not_in_a_crash() {
-    let results = on_each(group(2), |rank| {
-        rank.limit = Duration::from_millis(500);
-        let own = &rank.shm.segments[rank.shm.own];
-        if rank.rank() == 1 {
-            own.word(Layout::progress(Progress::Staged)).store(u64::MAX, Ordering::Release);
-            own.word(rank.shm.layout.counter(0, Counter::Finished)).store(u64::MAX, Ordering::Release);
-        }
-        let mut buffer = vec![0; 1 << 20];
-        let all = rank.all.clone();
-        let call = Collective::AllReduce { buffer: &mut buffer, dtype: DType::U8, op: ReduceOp::Sum };
-        rank.try_among(&all, call)
-    });
-    // What was read too early is wrong, but nothing else happened.
-    assert_eq!(results.len(), 2);
+    let layout = Layout::new(2);
+    // A peer that claims to have staged all there ever will be, and one whose rounds begin behind all numbers.
+    for (staged, base) in [(u64::MAX, 0), (u64::MAX, u64::MAX), (0, u64::MAX)] {
+        let failures = on_each(group(2), |rank| {
+            rank.limit = Duration::from_millis(300);
+            let mut buffer = vec![0; 1 << 20];
+            let call = Collective::AllReduce { buffer: &mut buffer, dtype: DType::U8, op: ReduceOp::Sum };
+            if rank.rank() == 1 {
+                let own = &rank.shm.segments[1];
+                own.word(Layout::progress(Progress::Staged)).store(staged, Ordering::Release);
+                own.word(layout.counter(0, Counter::Finished)).store(u64::MAX, Ordering::Release);
+                let signature = call.signature(1);
+                let post = post::Post { signature, location: Location::Staged, base };
+                post.write(own, layout.post(0, 1), 1, flow::tag(&rank.all));
+                rank.shm.notify(&[0]);
+                while rank.control.obstacle(0, u64::MAX).is_none() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return None;
+            }
+            let all = rank.all.clone();
+            Some(rank.try_among(&all, call).unwrap_err())
+        });
+        // Nothing of the peer is folded, so its share never comes.
+        let Some(Failure::Deadline { missing, .. }) = &failures[0] else { panic!("{failures:?}") };
+        assert_eq!(*missing, [1]);
+    }
 }
 
 #[test]
