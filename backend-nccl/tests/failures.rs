@@ -4,6 +4,8 @@
 mod diagnosis;
 #[path = "failures/strangers.rs"]
 mod strangers;
+#[path = "failures/third.rs"]
+mod third;
 
 use std::{
     io::{BufRead, BufReader},

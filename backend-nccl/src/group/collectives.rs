@@ -164,7 +164,10 @@ impl ProcessGroup {
 
     /// Sends `buffer` to rank `to`, which calls [`recv`](Self::recv) with a buffer of the same length and type. Between
     /// two ranks the first message sent is the first received, and a message keeps its place among their other calls.
-    /// Large messages wait for their receiver: two ranks that send to each other use [`send_recv`](Self::send_recv).
+    ///
+    /// A small message is kept until its receiver takes it: over shared memory up to 32 KiB each and 64 of a rank at once,
+    /// over TCP what the system's buffers hold, over MPI what the library keeps. Any other waits for its receiver, so two
+    /// ranks that send to each other use [`send_recv`](Self::send_recv).
     /// (MPI: `MPI_Send`; PyTorch: `send`.)
     ///
     /// # Errors

@@ -194,6 +194,10 @@ impl ProcessGroup {
 
     /// `len_bytes` zeros in memory that the transport moves without a copy where it can. A collective on it, or on a part
     /// of it, gives the same result as on any other memory, only sooner.
+    ///
+    /// A collective that failed may go on in it: a peer that is slow and has not heard of the failure may still write to
+    /// the buffer that it was called on. So what is in that buffer then is undefined for as long as any rank of the group
+    /// lives, even if it is written anew; take the data from elsewhere, and drop it.
     pub fn buffer(&self, len_bytes: usize) -> Buffer {
         self.inner.core.transport.allocate(len_bytes)
     }

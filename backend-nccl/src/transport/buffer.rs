@@ -12,6 +12,9 @@ struct Line([u8; 64]);
 
 /// Memory that a group's transport moves without a copy where it can, such as a part of the segment that the ranks of
 /// one host share. It stays valid after the group has ended.
+///
+/// After a collective on it has failed its contents are not this rank's alone: a peer that has not heard of the failure
+/// may still write there.
 pub struct Buffer {
     memory: Box<dyn Memory>,
     len: usize,

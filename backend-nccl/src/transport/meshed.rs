@@ -84,9 +84,14 @@ impl Transport for Meshed {
 
     fn execute(&self, call: Call, collective: Collective<'_>) -> Result<(), Failure> {
         if let Some(failure) = self.control.failure() {
-            return Err(failure);
+            // Which the others have heard before this returns.
+            return Err(self.control.fail(failure));
         }
         let is_common = collective.is_common();
+        // A message may find its bytes there although the group has ended; a collective belongs before or after the end.
+        if !is_common && let Some(failure) = self.control.told() {
+            return Err(self.fail(failure));
+        }
         self.engine
             .run(&self.control, &self.all, call, collective)
             .map_err(|failure| self.fail(self.examined(failure)))?;

@@ -2,12 +2,13 @@
 //!
 //! One connection for each pair of ranks, and one thread that reads them all. An abort must reach a peer whose data
 //! stream is full, or that has none because its data moves through shared memory, so it cannot travel with data. The
-//! thread only keeps what it hears; a collective that waits asks [`Control::obstacle`].
+//! thread only keeps what it hears; a call that waits asks [`Control::obstacle_among`].
 
 mod link;
 mod notice;
 mod questions;
 mod standing;
+mod watch;
 
 use std::{
     collections::BTreeSet,
@@ -36,8 +37,9 @@ use super::Witness;
 use crate::{deadline::Deadline, failure::Failure};
 
 pub(crate) use notice::MAX_POST_BYTES;
+pub(crate) use watch::{Obstacle, Watch};
 
-/// How long telling one peer of the end may take. Its buffer has room, unless it has been deaf for long.
+/// How long telling the peers of the end may take. Their buffers have room, unless they have been deaf for long.
 const TELL_LIMIT: Duration = Duration::from_millis(200);
 
 type Waker = Box<dyn Fn() + Send + Sync>;
@@ -58,9 +60,11 @@ struct Shared {
     posted: Condvar,
     changes: AtomicU64,
     failed: AtomicBool,
-    /// The last collective that this rank has finished.
-    completed: AtomicU64,
+    /// The first collective that this rank has not finished; the barrier of the set-up is number 0.
+    next: AtomicU64,
     wakers: Mutex<Vec<Waker>>,
+    /// Held by who tells the others the end of the group.
+    telling: Mutex<()>,
     witness: OnceLock<Arc<dyn Witness>>,
     /// Set when the thread is to end.
     closing: AtomicBool,
@@ -112,8 +116,9 @@ impl Control {
             posted: Condvar::new(),
             changes: AtomicU64::new(0),
             failed: AtomicBool::new(false),
-            completed: AtomicU64::new(0),
+            next: AtomicU64::new(0),
             wakers: Mutex::default(),
+            telling: Mutex::default(),
             witness: OnceLock::new(),
             closing: AtomicBool::new(false),
             bell,
@@ -144,9 +149,11 @@ impl Control {
         self.shared.lock().failure.clone()
     }
 
-    /// Ends the group: keeps the cause, the first one only, tells all ranks and wakes this rank's waits. Returns the
-    /// first cause.
+    /// Ends the group: keeps the cause, the first one only, wakes this rank's waits and tells all ranks. Returns the first
+    /// cause.
     pub(crate) fn fail(&self, failure: Failure) -> Failure {
+        // Held until all are told, so that who fails with the first waits for that: it may end the process next.
+        let _telling = self.shared.telling.lock().unwrap_or_else(PoisonError::into_inner);
         {
             let mut state = self.shared.lock();
             if let Some(first) = &state.failure {
@@ -155,10 +162,9 @@ impl Control {
             state.failure = Some(failure.clone());
             self.shared.failed.store(true, Ordering::Release);
         }
-        let completed = self.shared.completed.load(Ordering::Acquire);
-        let notice = Notice::Abort(Abort { failure: failure.clone(), completed });
-        self.shared.tell_all(&notice);
         self.shared.changed();
+        let next = self.shared.next.load(Ordering::Acquire);
+        self.shared.tell_all(&Notice::Abort(Abort { failure: failure.clone(), next }));
         failure
     }
 
@@ -189,14 +195,14 @@ impl Control {
 
     /// Notes that this rank has finished the collective `sequence`.
     pub(crate) fn complete(&self, sequence: u64) {
-        self.shared.completed.store(sequence, Ordering::Release);
+        self.shared.next.store(sequence.saturating_add(1), Ordering::Release);
     }
 
     /// Tells the others that this rank leaves on purpose.
     pub(crate) fn goodbye(&self) {
         if self.failure().is_none() {
-            let completed = self.shared.completed.load(Ordering::Acquire);
-            self.shared.tell_all(&Notice::Goodbye { completed });
+            let next = self.shared.next.load(Ordering::Acquire);
+            self.shared.tell_all(&Notice::Goodbye { next });
         }
     }
 
@@ -262,10 +268,11 @@ impl Shared {
 
     /// Tells all peers the end of this rank's part, and sends nothing after it.
     fn tell_all(&self, notice: &Notice) {
-        let frame = notice.encode();
+        let (frame, deadline) = (notice.encode(), Deadline::after(TELL_LIMIT));
         for link in &self.links {
-            // A peer that does not get it sees the connection end.
-            let _ = link.send(&frame, Deadline::after(TELL_LIMIT));
+            // One limit for all: where it has passed, a peer still gets what its buffer has room for. One that does not
+            // get it sees the connection end.
+            let _ = link.send(&frame, deadline);
             link.finish();
         }
     }

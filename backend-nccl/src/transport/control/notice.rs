@@ -22,8 +22,8 @@ const MAGIC: [u8; 4] = *b"BNx3";
 /// What one rank tells another beside the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
-    /// The rank leaves on purpose, after this collective.
-    Goodbye { completed: u64 },
+    /// The rank leaves on purpose, before this collective.
+    Goodbye { next: u64 },
     /// The group has ended.
     Abort(Abort),
     /// A value under a label, for [`Control::gather`](super::Control::gather).
@@ -38,15 +38,15 @@ pub(super) enum Notice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Abort {
     pub(super) failure: Failure,
-    /// The last collective that the sender had finished. A rank that is still in it, or before it, has all it needs
-    /// to finish too, and reports the failure in the call where it belongs.
-    pub(super) completed: u64,
+    /// The first collective that the sender had not finished. A rank that is still in one before it has all it needs to
+    /// finish too, and reports the failure in the call where it belongs.
+    pub(super) next: u64,
 }
 
 impl Notice {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, payload) = match self {
-            Self::Goodbye { completed } => (1, completed.to_le_bytes().to_vec()),
+            Self::Goodbye { next } => (1, next.to_le_bytes().to_vec()),
             Self::Abort(abort) => {
                 (2, serde_json::to_vec(&cut_reason(abort)).expect("a failure is plain data"))
             }
@@ -94,8 +94,8 @@ impl Notice {
     fn decode(kind: u8, payload: &[u8]) -> Result<Self, String> {
         match kind {
             1 => {
-                let completed = payload.try_into().map_err(|_| "a goodbye of the wrong size".to_owned())?;
-                Ok(Self::Goodbye { completed: u64::from_le_bytes(completed) })
+                let next = payload.try_into().map_err(|_| "a goodbye of the wrong size".to_owned())?;
+                Ok(Self::Goodbye { next: u64::from_le_bytes(next) })
             }
             2 => serde_json::from_slice(payload).map(Self::Abort).map_err(|error| error.to_string()),
             3 => {
@@ -147,8 +147,8 @@ mod tests {
 
     fn notices() -> [Notice; 6] {
         [
-            Notice::Goodbye { completed: 1 << 40 },
-            Notice::Abort(Abort { failure: Failure::PeerLeft { rank: 3 }, completed: 9 }),
+            Notice::Goodbye { next: 1 << 40 },
+            Notice::Abort(Abort { failure: Failure::PeerLeft { rank: 3 }, next: 9 }),
             Notice::Post { label: "segment".into(), value: vec![1, 2, 3] },
             Notice::Ask { number: 3, about: None },
             Notice::Ask { number: 4, about: Some(signature()) },
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn an_endless_reason_is_cut_to_what_the_receiver_accepts() {
         let reason = "\u{1}ä".repeat(100_000);
-        let abort = Abort { failure: Failure::Aborted { rank: 0, reason }, completed: 0 };
+        let abort = Abort { failure: Failure::Aborted { rank: 0, reason }, next: 0 };
         let mut frame = Notice::Abort(abort).encode();
         assert!(frame.len() <= HEAD_BYTES + MAX_PAYLOAD);
         assert!(matches!(Notice::take(&mut frame), Ok(Some(Notice::Abort(_)))));

@@ -10,8 +10,8 @@ use crate::failure::Failure;
 pub(super) enum Standing {
     #[default]
     Here,
-    /// It has left on purpose after this collective.
-    Left { completed: u64 },
+    /// It has left on purpose before this collective.
+    Left { next: u64 },
     /// Its connection ended without a word.
     Lost { detail: String },
     /// It has told why the group ended.
@@ -26,9 +26,9 @@ impl Standing {
     pub(super) fn obstacle(&self, rank: usize, sequence: u64) -> Option<Failure> {
         match self {
             Self::Here => None,
-            Self::Left { completed } => (*completed < sequence).then_some(Failure::PeerLeft { rank }),
+            Self::Left { next } => (*next <= sequence).then_some(Failure::PeerLeft { rank }),
             Self::Lost { detail } => Some(Failure::PeerLost { rank, detail: detail.clone() }),
-            Self::Failed(abort) => (abort.completed < sequence).then(|| abort.failure.clone()),
+            Self::Failed(abort) => (abort.next <= sequence).then(|| abort.failure.clone()),
         }
     }
 }
@@ -106,12 +106,12 @@ impl Peer {
         while self.standing == Standing::Here {
             match Notice::take(&mut self.inbox) {
                 Ok(None) => break,
-                Ok(Some(Notice::Goodbye { completed })) => self.standing = Standing::Left { completed },
+                Ok(Some(Notice::Goodbye { next })) => self.standing = Standing::Left { next },
                 Ok(Some(Notice::Abort(abort))) => self.standing = Standing::Failed(abort),
                 Ok(Some(notice)) => notices.push(notice),
                 Err(detail) => {
                     let failure = Failure::Protocol { rank, detail };
-                    self.standing = Standing::Failed(Abort { failure, completed: 0 });
+                    self.standing = Standing::Failed(Abort { failure, next: 0 });
                 }
             }
         }
@@ -126,10 +126,13 @@ mod tests {
     #[test]
     fn a_peer_that_had_finished_a_collective_is_no_obstacle_to_it() {
         let failure = Failure::Aborted { rank: 2, reason: "enough".into() };
-        let failed = Standing::Failed(Abort { failure: failure.clone(), completed: 4 });
+        let failed = Standing::Failed(Abort { failure: failure.clone(), next: 5 });
         assert_eq!((failed.obstacle(1, 4), failed.obstacle(1, 5)), (None, Some(failure)));
-        let left = Standing::Left { completed: 4 };
+        let left = Standing::Left { next: 5 };
         assert_eq!((left.obstacle(1, 4), left.obstacle(1, 5)), (None, Some(Failure::PeerLeft { rank: 1 })));
+        // The first of all is the barrier of the set-up.
+        assert_eq!(Standing::Left { next: 0 }.obstacle(1, 0), Some(Failure::PeerLeft { rank: 1 }));
+        assert_eq!(Standing::Left { next: 1 }.obstacle(1, 0), None);
         assert_eq!(Standing::Here.obstacle(1, 9), None);
         let lost = Standing::Lost { detail: "reset".into() };
         assert!(matches!(lost.obstacle(1, 1), Some(Failure::PeerLost { rank: 1, .. })));
@@ -152,7 +155,7 @@ mod tests {
         assert!(peer.receive(3, &[0; 16]).is_empty());
         assert!(matches!(peer.standing.obstacle(3, 1), Some(Failure::Protocol { rank: 3, .. })));
         let mut peer = Peer::default();
-        let mut bytes = Notice::Goodbye { completed: 1 }.encode();
+        let mut bytes = Notice::Goodbye { next: 1 }.encode();
         bytes.extend(Notice::Post { label: "late".into(), value: vec![] }.encode());
         assert!(peer.receive(3, &bytes).is_empty());
     }

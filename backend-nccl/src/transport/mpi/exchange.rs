@@ -4,8 +4,6 @@
 //! chunk; both ends compute the same pieces in the same order, and MPI keeps the messages between two ranks in order,
 //! so one tag does for all.
 
-use std::time::Duration;
-
 use super::{
     Mpi,
     checked::{Fault, Turn},
@@ -15,17 +13,19 @@ use super::{
     transfers::{Completed, Pool, Purpose, SMALL_BYTES, Transfers},
 };
 use crate::{
-    deadline::Deadline,
     failure::Failure,
-    transport::{Call, Collective, Signature, control::Control, frame::HEADER_BYTES, members::Members},
+    transport::{
+        Call, Collective, Signature,
+        control::{Control, Watch},
+        frame::HEADER_BYTES,
+        members::Members,
+    },
 };
 
 /// Messages under way to or from one peer: enough that one is in MPI's hands while another is copied or folded.
 const WINDOW: usize = 4;
 /// Payload that travels with the header.
 const INLINE_BYTES: usize = SMALL_BYTES - HEADER_BYTES;
-/// How long data may trail the news that its sender is gone, since they come by different ways.
-const DATA_GRACE: Duration = Duration::from_secs(1);
 
 /// What the group hands to every collective.
 #[derive(Clone, Copy)]
@@ -51,10 +51,7 @@ pub(super) struct Exchange<'a> {
     headers_due: usize,
     /// Peers whose version of the next chunk to fold has arrived.
     arrived: usize,
-    /// The changes of standing that have been looked at.
-    seen: u64,
-    /// The first peer that is gone, and until when its data may still come.
-    gone: Option<(Failure, Deadline)>,
+    watch: Watch<'a>,
     pause: Pause,
 }
 
@@ -79,9 +76,7 @@ impl<'a> Exchange<'a> {
             transfers: Transfers::new(mpi.library.comm, mpi.tag),
             is_common,
             arrived: 0,
-            // One less than now: what has happened before the call is looked at in its first wait.
-            seen: control.changes().wrapping_sub(1),
-            gone: None,
+            watch: Watch::new(control, is_common.then_some(call.sequence)),
             pause: Pause::new(call.patience),
         }
     }
@@ -264,38 +259,17 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Looks at what has become of the group and of the peers, where that has changed. Called when no more data was
-    /// there, so that what a peer has sent before its end is not lost.
+    /// Looks at what has become of the group. Called when no more data was there.
     fn look(&mut self) -> Result<(), Failure> {
-        let changes = self.setting.control.changes();
-        if changes != self.seen {
-            self.seen = changes;
-            if let Some(failure) = self.setting.control.failure() {
-                return Err(failure);
+        let (among, lanes) = (self.setting.among, &mut self.lanes);
+        let awaits_all = self.is_common && self.headers_due > 0;
+        self.watch.look(|| {
+            if awaits_all {
+                let own = among.rank(among.own());
+                return among.ranks().iter().copied().filter(|rank| *rank != own).collect();
             }
-            match self.obstacle() {
-                Some(failure) if self.is_common && !matches!(failure, Failure::PeerLost { .. }) => {
-                    return Err(failure);
-                }
-                Some(failure) => {
-                    self.gone.get_or_insert((failure, Deadline::after(DATA_GRACE)));
-                }
-                None => {}
-            }
-        }
-        match &self.gone {
-            Some((failure, grace)) if grace.expired() => Err(failure.clone()),
-            _ => Ok(()),
-        }
-    }
-
-    fn obstacle(&mut self) -> Option<Failure> {
-        let Setting { control, call, .. } = self.setting;
-        let sequence = if self.is_common { call.sequence } else { u64::MAX };
-        self.lanes.iter_mut().find_map(|lane| {
-            // A message needs its own peer only, a collective all of them.
-            let matters = self.is_common || !lane.finished();
-            matters.then(|| control.obstacle(lane.rank, sequence)).flatten()
+            let lanes = lanes.iter_mut();
+            lanes.filter_map(|lane| (!lane.finished()).then_some(lane.rank)).collect()
         })
     }
 

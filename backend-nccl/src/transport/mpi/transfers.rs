@@ -176,8 +176,13 @@ impl Transfers {
     fn take_back(&mut self) -> Result<(), Fault> {
         let turn = Turn::wait("end its transfers")?;
         for (request, transfer) in self.requests.iter_mut().zip(&self.transfers) {
-            if transfer.purpose != Purpose::Send {
-                checked::cancel(&turn, request)?;
+            // A test that failed may have ended a request and left no trace of it but this.
+            if transfer.purpose != Purpose::Send
+                && *request != checked::null_request()
+                && let Err(fault) = checked::cancel(&turn, request)
+            {
+                // The others can be taken back all the same.
+                log::debug!("MPI {fault}");
             }
         }
         let mut completed = Vec::new();

@@ -1,6 +1,9 @@
 //! Making the segments and opening each other's: all ranks can, or none uses them.
 
-use std::sync::{Arc, Mutex, atomic::AtomicBool, atomic::Ordering};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering, fence},
+};
 
 use nix::{
     sched::{CpuSet, sched_getaffinity},
@@ -12,15 +15,15 @@ use serde::{Deserialize, Serialize};
 use super::{
     Peer, Shm, State,
     arena::Arena,
-    layout::{INLINE_SLOTS, Layout, MAGIC, TOKEN, TOKEN_WORDS},
+    layout::{INLINE_SLOTS, Layout, MAGIC, MESSAGE_SLOTS, TOKEN, TOKEN_WORDS},
     mapping::Mapping,
     wake,
 };
 use crate::{deadline::Deadline, failure::Failure, transport::control::Control};
 
-/// The address range of all segments of a group together, as far as the machine's memory does not bound it: an eighth
-/// of what a process has.
-const ADDRESS_SPACE: usize = 1 << 44;
+/// The address range of all segments of a group together, as far as the machine's memory does not bound it: more than a
+/// hundred groups fit what a process has. A buffer beyond a rank's part of it is an ordinary one.
+const ADDRESS_SPACE: usize = 1 << 40;
 
 /// Where a rank's segment can be opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -67,6 +70,8 @@ pub(crate) fn connect(
         let own = Arc::downgrade(&shm.segments[shm.own]);
         control.on_change(Box::new(move || {
             if let Some(own) = own.upgrade() {
+                // Between the change and the look at who sleeps, as in `notify`.
+                fence(Ordering::SeqCst);
                 wake(&own);
             }
         }));
@@ -148,6 +153,7 @@ impl Shm {
             rounds: 0,
             slots: [const { Vec::new() }; INLINE_SLOTS],
             next_slot: 0,
+            letters: [None; MESSAGE_SLOTS],
         };
         let arena = Arena::new(segments[own].clone(), layout.arena());
         Self {

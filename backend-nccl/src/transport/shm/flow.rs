@@ -60,7 +60,7 @@ pub(super) fn run(
     let others: Vec<usize> = members.iter().copied().filter(|member| *member != shm.own).collect();
     look_for_obstacles(shm, state, control, call, &others)?;
     let last: Vec<Option<Signature>> = state.peers.iter().map(|peer| peer.last).collect();
-    let wait = Wait { shm, control, call, sequence: call.sequence, last: &last };
+    let wait = Wait { shm, control, call, sequence: Some(call.sequence), needed: &others, last: &last };
 
     let location = {
         // SAFETY: the caller's buffer, which nobody else touches before this rank has announced it.
@@ -76,12 +76,14 @@ pub(super) fn run(
     announce(shm, state, &others, tag, own);
     let posts = compare(shm, state, &wait, &shape, &members, &others, (own, tag))?;
 
+    // All have come, so that one that is lost from here on may have done its part.
+    let wait = Wait { needed: &[], ..wait };
     state.rounds += Rounds::new(shm, shape, among.own(), &members, &posts, buffers).run(&wait)?;
     finish(shm, state, &wait, &others, location)
 }
 
-/// Refuses a collective that a peer has already given up, even if that peer announced it and its bytes are there: it
-/// would end well here and badly there. Nobody can have finished it before this rank has come.
+/// Refuses a collective that another rank has already given up, even if that rank announced it and its bytes are there:
+/// it would end well here and badly there. Nobody can have finished it before this rank has come.
 fn look_for_obstacles(
     shm: &Shm,
     state: &mut State,
@@ -93,17 +95,17 @@ fn look_for_obstacles(
     if changes == state.changes {
         return Ok(());
     }
-    let obstacle = |member: &usize| control.obstacle(shm.members[*member], call.sequence);
-    match others.iter().find_map(obstacle) {
-        Some(obstacle) => Err(obstacle),
-        None => {
-            // Only with none among all: another call is among others.
-            if others.len() + 1 == shm.members.len() {
-                state.changes = changes;
-            }
-            Ok(())
-        }
+    let ranks = || others.iter().map(|member| shm.members[*member]);
+    if let Some(obstacle) = control.obstacle_among(Some(call.sequence), ranks()) {
+        return Err(obstacle.failure());
     }
+    // Only with none among all, since another call is among others; and none to any later call, since a rank that has
+    // left after this one is one to the next.
+    let is_among_all = others.len() + 1 == shm.members.len();
+    if is_among_all && control.obstacle_among(Some(u64::MAX), ranks()).is_none() {
+        state.changes = changes;
+    }
+    Ok(())
 }
 
 /// Tells the others what this rank calls.

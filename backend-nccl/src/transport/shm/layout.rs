@@ -5,7 +5,7 @@
 //! 64       the futex word                   written by all
 //! 128      progress: staged, folded, taken  written by the owner
 //! 4096     one cell for each member         written by the owner, read by that member
-//! ..       inline slots, staging            written by the owner
+//! ..       slots, staging                   written by the owner
 //! ..       the arena                        written as the collectives say
 //! ```
 //!
@@ -26,7 +26,7 @@ pub(super) const POST_BYTES: usize = 64;
 /// Announcements of collectives that are kept for each peer: the last and the one before, which the peer may still read.
 pub(super) const POSTS: u64 = 2;
 /// Messages that may be under way from one rank to another.
-pub(super) const MESSAGES: u64 = 4;
+pub(super) const MESSAGES: u64 = 64;
 const COUNTERS: usize = POSTS as usize * POST_BYTES;
 const MESSAGE_COUNTERS: usize = COUNTERS + 64;
 const MESSAGE_POSTS: usize = MESSAGE_COUNTERS + 64;
@@ -34,8 +34,11 @@ const CELL_BYTES: usize = MESSAGE_POSTS + MESSAGES as usize * POST_BYTES;
 
 /// What fits a slot of the segment that a small buffer is copied to. Up to here an all-reduce is one hop.
 pub(super) const INLINE_BYTES: usize = 32 * 1024;
-/// Buffers that may lie there at once.
+/// Buffers of collectives that may lie there at once.
 pub(super) const INLINE_SLOTS: usize = 4;
+/// Messages that may lie there at once, to all ranks together, in slots of their own behind those of collectives.
+pub(super) const MESSAGE_SLOTS: usize = 64;
+pub(super) const SLOTS: usize = INLINE_SLOTS + MESSAGE_SLOTS;
 /// Bytes that a rank stages at once: of all that all ranks have staged, the second-level caches hold several rounds.
 pub(super) const ROUND_BYTES: usize = 256 * 1024;
 /// Rounds that a rank may be ahead of the slowest.
@@ -107,12 +110,12 @@ impl Layout {
     /// Where the part of round `round` for `part` of `parts` is.
     pub(super) fn staging(&self, round: u64, part: usize, parts: usize) -> usize {
         let round = (round % ROUNDS) as usize;
-        self.inline(INLINE_SLOTS) + round * ROUND_BYTES + part * part_bytes(parts)
+        self.inline(SLOTS) + round * ROUND_BYTES + part * part_bytes(parts)
     }
 
     /// Where the arena begins.
     pub(super) fn arena(&self) -> usize {
-        self.inline(INLINE_SLOTS) + ROUNDS as usize * ROUND_BYTES
+        self.inline(SLOTS) + ROUNDS as usize * ROUND_BYTES
     }
 
     fn cell(&self, member: usize) -> usize {
@@ -141,7 +144,7 @@ mod tests {
                 places.push((layout.counter(member, Counter::Finished), 8));
                 places.push((layout.counter(member, Counter::MessagesFinished), 24));
             }
-            places.extend((0..INLINE_SLOTS).map(|slot| (layout.inline(slot), INLINE_BYTES)));
+            places.extend((0..SLOTS).map(|slot| (layout.inline(slot), INLINE_BYTES)));
             for round in 0..ROUNDS {
                 let parts =
                     (0..members).map(|part| (layout.staging(round, part, members), part_bytes(members)));

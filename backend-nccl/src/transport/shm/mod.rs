@@ -38,7 +38,9 @@ mod layout;
 mod mapping;
 mod message;
 mod post;
+mod receiving;
 mod rounds;
+mod sending;
 mod shape;
 mod wait;
 
@@ -54,7 +56,7 @@ pub(crate) use connect::connect;
 
 use self::{
     arena::Arena,
-    layout::{ASLEEP, Counter, INLINE_SLOTS, Layout},
+    layout::{ASLEEP, Counter, INLINE_SLOTS, Layout, MESSAGE_SLOTS},
     mapping::Mapping,
     post::Location,
     wait::Wait,
@@ -90,6 +92,8 @@ struct State {
     /// Who may still read each inline slot.
     slots: [Vec<Reader>; INLINE_SLOTS],
     next_slot: usize,
+    /// Who may still read each slot for messages.
+    letters: [Option<Reader>; MESSAGE_SLOTS],
 }
 
 /// Counts that both sides of a pair keep alike.
@@ -139,7 +143,7 @@ impl Shm {
             .collect()
     }
 
-    /// Where a source of this rank is, or how it gets to where others can read it.
+    /// Where the source of this rank in a collective is, or how it gets to where others can read it.
     fn locate(
         &self,
         state: &mut State,
@@ -147,23 +151,32 @@ impl Shm {
         source: &[u8],
         must_copy: bool,
     ) -> Result<Location, Failure> {
+        if source.is_empty() || !(must_copy || source.len() <= layout::INLINE_BYTES) {
+            return Ok(self.place(source));
+        }
+        let slot = state.next_slot;
+        state.next_slot = (slot + 1) % INLINE_SLOTS;
+        for Reader { member, counter, count } in state.slots[slot].drain(..) {
+            wait.for_all(&[member], |member| Ok(self.told(member, counter) >= count))?;
+        }
+        self.fill(slot, source);
+        Ok(Location::Inline { slot })
+    }
+
+    /// Where a source is that is too long for a slot, or empty.
+    fn place(&self, source: &[u8]) -> Location {
         if source.is_empty() {
-            return Ok(Location::Nowhere);
+            return Location::Nowhere;
         }
-        let own = &self.segments[self.own];
-        if must_copy || source.len() <= layout::INLINE_BYTES {
-            let slot = state.next_slot;
-            state.next_slot = (slot + 1) % INLINE_SLOTS;
-            for Reader { member, counter, count } in state.slots[slot].drain(..) {
-                wait.for_all(&[member], |member| Ok(self.told(member, counter) >= count))?;
-            }
-            let target = own.at(self.layout.inline(slot), source.len());
-            // SAFETY: the slot is in this rank's segment, and its last readers are done.
-            unsafe { target.copy_from_nonoverlapping(source.as_ptr(), source.len()) };
-            return Ok(Location::Inline { slot });
-        }
-        let resident = own.offset_of(source.as_ptr(), source.len());
-        Ok(resident.map_or(Location::Staged, |offset| Location::Resident { offset }))
+        let resident = self.segments[self.own].offset_of(source.as_ptr(), source.len());
+        resident.map_or(Location::Staged, |offset| Location::Resident { offset })
+    }
+
+    /// Copies a source to a slot whose last readers are done.
+    fn fill(&self, slot: usize, source: &[u8]) {
+        let target = self.segments[self.own].at(self.layout.inline(slot), source.len());
+        // SAFETY: the slot is in this rank's segment, and nobody reads it.
+        unsafe { target.copy_from_nonoverlapping(source.as_ptr(), source.len()) };
     }
 
     /// Why nothing more may run, if so.
@@ -207,11 +220,13 @@ impl Engine for Shm {
     fn shutdown(&self) {
         self.ended.store(true, Ordering::Release);
         self.arena.close();
+        // Before the look at who sleeps, as in `notify`.
+        fence(Ordering::SeqCst);
         wake(&self.segments[self.own]);
     }
 }
 
-/// Wakes the owner of a segment if it sleeps.
+/// Wakes the owner of a segment if it sleeps. What it shall see is stored, and a fence is behind that.
 fn wake(segment: &Mapping) {
     let asleep = segment.futex(ASLEEP);
     if asleep.load(Ordering::SeqCst) != 0 && asleep.swap(0, Ordering::SeqCst) != 0 {

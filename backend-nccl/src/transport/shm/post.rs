@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    layout::{INLINE_BYTES, INLINE_SLOTS, Layout},
+    layout::{INLINE_BYTES, Layout, SLOTS},
     mapping::Mapping,
 };
 use crate::transport::{Signature, frame::HEADER_BYTES};
@@ -44,9 +44,7 @@ impl Location {
         let value = word & ((1 << KIND_SHIFT) - 1);
         match word >> KIND_SHIFT {
             0 if bytes == 0 => Ok(Self::Nowhere),
-            1 if value < INLINE_SLOTS as u64 && bytes <= INLINE_BYTES => {
-                Ok(Self::Inline { slot: value as usize })
-            }
+            1 if value < SLOTS as u64 && bytes <= INLINE_BYTES => Ok(Self::Inline { slot: value as usize }),
             2 if segment.has(value, bytes as u64) => Ok(Self::Resident { offset: value as usize }),
             3 => Ok(Self::Staged),
             _ => Err(format!("{bytes} bytes cannot be at {word:#x}")),
@@ -171,7 +169,9 @@ mod tests {
     fn places_outside_of_the_segment_are_refused() {
         let segment = segment();
         let end = segment.span() as u64;
-        for word in [0, 1 << 60 | 4, 1 << 60 | 1 << 40, 2 << 60 | 8190, 2 << 60 | end, 4 << 60, u64::MAX] {
+        for word in
+            [0, 1 << 60 | SLOTS as u64, 1 << 60 | 1 << 40, 2 << 60 | 8190, 2 << 60 | end, 4 << 60, u64::MAX]
+        {
             assert!(Location::decode(word, 64, &segment).is_err(), "{word:#x}");
         }
         assert!(Location::decode(2 << 60 | 8128, 64, &segment).is_ok());

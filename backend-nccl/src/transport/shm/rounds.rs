@@ -12,7 +12,7 @@ use super::{
     layout::{Layout, Progress, ROUNDS, part_bytes},
     post::{Location, Post},
     shape::{Shape, Work},
-    wait::Wait,
+    wait::{Behind, Wait},
 };
 use crate::{failure::Failure, transport::reduce::fold_into};
 
@@ -50,6 +50,8 @@ pub(super) struct Rounds<'a> {
     chunk: usize,
     count: u64,
     folds: bool,
+    /// Whether bytes of any rank pass through its staging area, so that ranks wait for each other's rounds.
+    is_staged: bool,
 }
 
 /// The rounds of each step that are done.
@@ -74,7 +76,7 @@ impl<'a> Rounds<'a> {
         let chunk = if is_staged { part_bytes(shape.parts()) } else { longest.max(1) };
         let count = longest.div_ceil(chunk) as u64;
         let folds = shape.work != Work::Copy;
-        Self { shm, shape, own, members, posts, buffers, chunk, count, folds }
+        Self { shm, shape, own, members, posts, buffers, chunk, count, folds, is_staged }
     }
 
     /// Moves everything; the number of rounds it took.
@@ -106,14 +108,14 @@ impl<'a> Rounds<'a> {
         }
         if count > 0 {
             for progress in [Progress::Staged, Progress::Folded, Progress::Taken] {
-                self.publish(progress, count);
+                self.put(progress, count);
             }
         }
         Ok(count)
     }
 
-    /// The members that all steps wait for, those furthest behind if they are to be named; `None` if a step can go on.
-    fn blocked(&self, done: Done, name_them: bool) -> Option<Vec<usize>> {
+    /// The members that the steps wait for, if they are to be named; `None` if a step can go on.
+    fn blocked(&self, done: Done, name_them: bool) -> Option<Behind> {
         let steps =
             [(Progress::Staged, done.staged), (Progress::Folded, done.folded), (Progress::Taken, done.taken)];
         let open = || steps.into_iter().filter(|(_, round)| *round < self.count);
@@ -121,7 +123,7 @@ impl<'a> Rounds<'a> {
             return None;
         }
         if !name_them {
-            return Some(Vec::new());
+            return Some(Behind::default());
         }
         let waits_for = |place: &usize| open().any(|(step, round)| !self.ready(step, round, *place));
         let places: Vec<usize> = self.others().filter(waits_for).collect();
@@ -130,7 +132,11 @@ impl<'a> Rounds<'a> {
             steps.iter().map(|step| self.progress(place, *step)).sum::<u64>()
         };
         let least = places.iter().map(|place| moved(*place)).min();
-        Some(places.iter().filter(|p| Some(moved(**p)) == least).map(|p| self.members[*p]).collect())
+        let member = |place: &usize| self.members[*place];
+        Some(Behind {
+            furthest: places.iter().filter(|place| Some(moved(**place)) == least).map(member).collect(),
+            all: places.iter().map(member).collect(),
+        })
     }
 
     fn all_ready(&self, step: Progress, round: u64) -> bool {
@@ -279,12 +285,17 @@ impl<'a> Rounds<'a> {
         word.load(Ordering::Acquire).saturating_sub(self.posts[place].base)
     }
 
+    /// Tells the others that rounds of a step are done. Where nothing is staged nobody waits for rounds, and all are told
+    /// at the end.
     fn publish(&self, step: Progress, rounds: u64) {
-        let word = self.segment(self.own).word(Layout::progress(step));
-        word.store(self.posts[self.own].base + rounds, Ordering::Release);
-        // Where nothing is staged nobody waits for rounds, and all are told at the end.
-        if self.chunk < self.shape.longest() {
+        self.put(step, rounds);
+        if self.is_staged {
             self.shm.notify(self.members);
         }
+    }
+
+    fn put(&self, step: Progress, rounds: u64) {
+        let word = self.segment(self.own).word(Layout::progress(step));
+        word.store(self.posts[self.own].base + rounds, Ordering::Release);
     }
 }

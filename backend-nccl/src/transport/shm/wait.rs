@@ -8,7 +8,10 @@ use std::{
 use super::{Shm, layout::ASLEEP, mapping};
 use crate::{
     failure::Failure,
-    transport::{Call, Patience, Signature, control::Control},
+    transport::{
+        Call, Patience, Signature,
+        control::{Control, Obstacle},
+    },
 };
 
 /// How long a call that somebody waits for keeps looking before it sleeps: several times what waking up takes.
@@ -19,17 +22,34 @@ const LOOKS: usize = 64;
 const YIELDS: usize = 16;
 /// The longest sleep. Peers and the control connections wake it before; this is for a peer that died between its work
 /// and its call to wake.
-const SLEEP: Duration = Duration::from_millis(50);
+pub(super) const SLEEP: Duration = Duration::from_millis(50);
 
-/// One wait of one call.
+/// The waits of one call.
+#[derive(Clone, Copy)]
 pub(super) struct Wait<'a> {
     pub(super) shm: &'a Shm,
     pub(super) control: &'a Control,
     pub(super) call: Call,
-    /// The place in the order of collectives that the peers must come to.
-    pub(super) sequence: u64,
+    /// The place in the order of collectives that the peers must come to; `None` for a message.
+    pub(super) sequence: Option<u64>,
+    /// Members without which the call cannot end, beside those that are waited for: while some have not come, all.
+    pub(super) needed: &'a [usize],
     /// What each member called last, as far as this rank saw it.
     pub(super) last: &'a [Option<Signature>],
+}
+
+/// The members that a wait is for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Behind {
+    pub(super) all: Vec<usize>,
+    /// Those of them to name when the time is up: the others may wait for these themselves.
+    pub(super) furthest: Vec<usize>,
+}
+
+impl From<Vec<usize>> for Behind {
+    fn from(all: Vec<usize>) -> Self {
+        Self { furthest: all.clone(), all }
+    }
 }
 
 impl Wait<'_> {
@@ -56,14 +76,14 @@ impl Wait<'_> {
                     }
                 }
             }
-            Ok(if first == members.len() { None } else { Some(behind.clone()) })
+            Ok(if first == members.len() { None } else { Some(behind.clone().into()) })
         })
     }
 
     /// Waits until `look` gives `None`. Otherwise it gives the members that are waited for, if it is asked to name them.
     pub(super) fn until(
         &self,
-        mut look: impl FnMut(bool) -> Result<Option<Vec<usize>>, Failure>,
+        mut look: impl FnMut(bool) -> Result<Option<Behind>, Failure>,
     ) -> Result<(), Failure> {
         if self.look_around(&mut look)? {
             return Ok(());
@@ -96,7 +116,7 @@ impl Wait<'_> {
     /// Looks for a short time without sleep.
     fn look_around(
         &self,
-        look: &mut impl FnMut(bool) -> Result<Option<Vec<usize>>, Failure>,
+        look: &mut impl FnMut(bool) -> Result<Option<Behind>, Failure>,
     ) -> Result<bool, Failure> {
         if look(false)?.is_none() {
             return Ok(true);
@@ -128,23 +148,23 @@ impl Wait<'_> {
     /// Why the wait ends, if it does.
     fn judge(
         &self,
-        look: &mut impl FnMut(bool) -> Result<Option<Vec<usize>>, Failure>,
+        look: &mut impl FnMut(bool) -> Result<Option<Behind>, Failure>,
     ) -> Result<Option<Result<(), Failure>>, Failure> {
         let Some(behind) = look(true)? else { return Ok(Some(Ok(()))) };
         let obstacle = self.control.failure().or_else(|| self.shm.ended()).or_else(|| {
-            let ranks = behind.iter().map(|member| self.shm.members[*member]);
-            ranks.filter_map(|rank| self.control.obstacle(rank, self.sequence)).next()
+            let needed = behind.all.iter().chain(self.needed).map(|member| self.shm.members[*member]);
+            self.control.obstacle_among(self.sequence, needed).map(Obstacle::failure)
         });
         let failure = match obstacle {
             Some(obstacle) => obstacle,
             None if self.call.deadline.expired() => Failure::Deadline {
-                missing: behind.iter().map(|member| self.shm.members[*member]).collect(),
-                last: behind.iter().map(|member| self.last[*member]).collect(),
+                missing: behind.furthest.iter().map(|member| self.shm.members[*member]).collect(),
+                last: behind.furthest.iter().map(|member| self.last[*member]).collect(),
                 limit: self.call.deadline.limit(),
             },
             None => return Ok(None),
         };
-        // The peer may have done its part before it went.
+        // The peer may have done its part before it went, and memory has no way on which that could trail.
         Ok(Some(if look(false)?.is_none() { Ok(()) } else { Err(failure) }))
     }
 }

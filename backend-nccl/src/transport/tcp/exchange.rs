@@ -19,7 +19,7 @@ use crate::{
     transport::{
         Call, Collective, DType, ReduceOp, Signature,
         buffers::Buffers,
-        control::Control,
+        control::{Control, Watch},
         members::Members,
         plan::{CHUNK_BYTES, Phase, Piece, Plan},
         reduce::fold,
@@ -28,9 +28,6 @@ use crate::{
 
 /// How long the reason may trail the end of a data connection: they are different connections, so order is not given.
 const REASON_GRACE: Duration = Duration::from_millis(250);
-/// How long data may trail the news that its sender is gone, for the same reason.
-const DATA_GRACE: Duration = Duration::from_secs(1);
-
 /// Who takes part, and over what.
 #[derive(Clone, Copy)]
 pub(super) struct Parties<'a> {
@@ -68,10 +65,7 @@ struct Exchange<'a> {
     ready: usize,
     /// Peers whose version of the chunk at `ready` has arrived.
     arrived: usize,
-    /// The changes of standing that have been looked at.
-    seen: u64,
-    /// The first peer that is gone, and until when its data may still come.
-    gone: Option<(Failure, Deadline)>,
+    watch: Watch<'a>,
 }
 
 impl<'a> Exchange<'a> {
@@ -111,9 +105,7 @@ impl<'a> Exchange<'a> {
             headers_due,
             ready,
             arrived: 0,
-            // One less than now: what has happened before the call is looked at in its first wait.
-            seen: parties.control.changes().wrapping_sub(1),
-            gone: None,
+            watch: Watch::new(parties.control, is_common.then_some(call.sequence)),
         }
     }
 
@@ -379,8 +371,7 @@ impl<'a> Exchange<'a> {
                 owners.push(lane);
             }
         }
-        let grace = self.gone.as_ref().map_or(i32::MAX, |(_, grace)| grace.poll_milliseconds());
-        let milliseconds = self.call.deadline.poll_milliseconds().min(grace);
+        let milliseconds = self.call.deadline.poll_milliseconds().min(self.watch.poll_milliseconds());
         match poll(&mut fds, PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(error) => {
@@ -401,38 +392,17 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Looks at what has become of the group and of the peers, where that has changed. Called when no more data was
-    /// there, so that what a peer has sent before its end is not lost.
+    /// Looks at what has become of the group. Called when no more data was there.
     fn look(&mut self) -> Result<(), Failure> {
-        let Parties { control, among, .. } = self.parties;
-        let changes = control.changes();
-        if changes != self.seen {
-            self.seen = changes;
-            if let Some(failure) = control.failure() {
-                return Err(failure);
+        let Parties { among, tcp, .. } = self.parties;
+        let (lanes, awaits_all) = (&self.lanes, self.is_common && self.headers_due > 0);
+        self.watch.look(|| {
+            if awaits_all {
+                let own = among.rank(among.own());
+                return among.ranks().iter().copied().filter(|rank| *rank != own).collect();
             }
-            let own = among.rank(among.own());
-            let obstacle = if self.is_common {
-                let mut others = among.ranks().iter().filter(|rank| **rank != own);
-                others.find_map(|rank| control.obstacle(*rank, self.call.sequence))
-            } else {
-                let unfinished = (0..self.lanes.len()).filter(|lane| !self.lanes[*lane].finished());
-                unfinished.map(|lane| self.rank(lane)).find_map(|rank| control.obstacle(rank, u64::MAX))
-            };
-            match obstacle {
-                Some(failure) if self.is_common && !matches!(failure, Failure::PeerLost { .. }) => {
-                    return Err(failure);
-                }
-                Some(failure) => {
-                    self.gone.get_or_insert((failure, Deadline::after(DATA_GRACE)));
-                }
-                None => {}
-            }
-        }
-        match &self.gone {
-            Some((failure, grace)) if grace.expired() => Err(failure.clone()),
-            _ => Ok(()),
-        }
+            lanes.iter().filter(|lane| !lane.finished()).map(|lane| tcp.links[lane.link].rank).collect()
+        })
     }
 
     /// The events that would let this lane go on.
