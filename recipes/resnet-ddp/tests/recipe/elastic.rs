@@ -258,6 +258,41 @@ fn nodes_that_the_recipe_starts_itself_go_on_after_a_killed_rank() {
 }
 
 #[test]
+fn ranks_that_are_started_again_leave_the_run_of_another_job_alone() {
+    let place = Place::new();
+    let start = |job: &str, restart: &str, args: &[&str]| {
+        let mut command = place.command(args);
+        command.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]);
+        command.envs([("TORCHELASTIC_RUN_ID", job), ("TORCHELASTIC_RESTART_COUNT", restart)]);
+        command.output().unwrap()
+    };
+    let args = ["--max-steps", "1", "--batch-size", "8"];
+    let output = start("old", "0", &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let files = || ["summary.json", "config.json", "job.json"].map(|name| place.json(name));
+    let before = files();
+    // The job is another one, or asks for something else; torchrun tries again whatever the exit code was.
+    let more = ["--max-steps", "2", "--batch-size", "8"];
+    for (job, restart, args) in
+        [("new", "0", args), ("new", "1", args), ("new", "1", more), ("old", "1", more)]
+    {
+        let output = start(job, restart, &args);
+        assert_eq!(output.status.code(), Some(2), "{job} {restart}: {}", stderr(&output));
+        assert!(stderr(&output).contains("it is not empty"), "{}", stderr(&output));
+        assert_eq!(files(), before);
+    }
+    // Its own run is complete.
+    let output = start("old", "1", &args);
+    assert!(
+        output.status.success() && stderr(&output).contains("nothing left to train"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(files(), before);
+}
+
+#[test]
 fn options_for_several_nodes_that_do_not_go_together_are_usage_errors() {
     let place = Place::new();
     let cases: [(&[&str], &str); 4] = [
