@@ -338,3 +338,19 @@ fn a_rank_that_torchrun_starts_again_goes_on_from_its_checkpoint() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_restarted(&place, expected);
 }
+
+#[test]
+fn a_signal_to_a_run_that_cannot_write_a_checkpoint_is_a_failure() {
+    let place = Place::new();
+    let run = Running::start(place.command(&with(&TWENTY_STEPS, &["--on-checkpoint-failure", "continue"])));
+    trained(&place.out, 2);
+    // No folder can be made there.
+    fs::write(place.out.join("checkpoints"), "").unwrap();
+    signal(Signal::SIGTERM, run.pid());
+    let output = run.end();
+    let text = stderr(&output);
+    assert_ne!(output.status.code(), Some(75), "{text}");
+    assert!(text.contains("there will be no checkpoints in "), "{text}");
+    assert!(text.contains("cannot go on") && text.contains("no checkpoint could be written"), "{text}");
+    assert!(!text.contains("go on with --resume auto"), "{text}");
+}
