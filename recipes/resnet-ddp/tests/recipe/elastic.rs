@@ -354,3 +354,43 @@ fn a_signal_to_a_run_that_cannot_write_a_checkpoint_is_a_failure() {
     assert!(text.contains("cannot go on") && text.contains("no checkpoint could be written"), "{text}");
     assert!(!text.contains("go on with --resume auto"), "{text}");
 }
+
+#[test]
+fn a_rank_that_sees_the_newest_checkpoint_late_waits_for_it() {
+    let place = Place::new();
+    let args = ["--max-steps", "2", "--batch-size", "8", "--checkpoint-steps", "1"];
+    let start = |outs: [&Path; 2], restart: &str| {
+        let (held, port) = hold_free_port();
+        let ranks = ["0", "1"].map(|rank| {
+            let mut command = place.command(&args);
+            command.args(["--out", outs[rank.parse::<usize>().unwrap()].to_str().unwrap()]);
+            command.envs([
+                ("RANK", rank),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", "2"),
+                ("LOCAL_WORLD_SIZE", "2"),
+            ]);
+            command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port.as_str())]);
+            command.envs([("TORCHELASTIC_RUN_ID", "job"), ("TORCHELASTIC_RESTART_COUNT", restart)]);
+            Running::start(command)
+        });
+        (held, ranks)
+    };
+    let (_held, ranks) = start([&place.out, &place.out], "0");
+    for rank in ranks {
+        let output = rank.end();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    // The same files on another machine, which shows the last of them later.
+    let other = place.path("other");
+    fs::create_dir_all(other.join("checkpoints")).unwrap();
+    let link = |name: &str| std::os::unix::fs::symlink(place.out.join(name), other.join(name)).unwrap();
+    ["config.json", "job.json", "summary.json", "checkpoints/step-1"].into_iter().for_each(link);
+    let (_held, ranks) = start([&place.out, &other], "1");
+    std::thread::sleep(Duration::from_secs(2));
+    link("checkpoints/step-2");
+    for rank in ranks {
+        let output = rank.end();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+}
