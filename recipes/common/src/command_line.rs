@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::config::RunConfig;
 use crate::error::{RecipeError, Result, split_remedy};
+use crate::ownership::Job;
 use crate::resume::{ResumeChoice, locate, newest_of, open_checkpoint};
 use crate::warning::warn_once;
 
@@ -23,8 +24,8 @@ const SEE_HELP: &str = "run with --help for all options";
 /// argument replaces an earlier one. So a file has the keys, the checks and the messages of the command line, for
 /// every recipe's own options too. A recipe without `--config` takes no file.
 ///
-/// Ranks that a launcher has started again go on from the newest checkpoint of `--out`, whatever `--resume` says, since the
-/// run in that folder is their own.
+/// Ranks that a launcher has started again go on from the newest checkpoint of `--out`, whatever `--resume` says, if the
+/// run in that folder is their own job's.
 ///
 /// A run that `--resume` continues has the options of the checkpoint's run under all others; then `--resume` is the
 /// folder of that one checkpoint, or `anew`.
@@ -34,11 +35,6 @@ const SEE_HELP: &str = "run with --help for all options";
 /// # Errors
 /// A usage error for what is unknown, unreadable or out of range.
 pub fn parse<P: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<P> {
-    parse_started(args, restart_count())
-}
-
-/// As [`parse`], in a job whose ranks have been started again `restarts` times.
-fn parse_started<P: Parser>(args: impl IntoIterator<Item = OsString>, restarts: usize) -> Result<P> {
     let command = P::command().args_override_self(true);
     let mut args: Vec<OsString> = args.into_iter().collect();
     let mut matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
@@ -49,7 +45,7 @@ fn parse_started<P: Parser>(args: impl IntoIterator<Item = OsString>, restarts: 
     }
     let asked = matches.try_get_one::<ResumeChoice>("resume").ok().flatten();
     let out = matches.try_get_one::<PathBuf>("out").ok().flatten().map(PathBuf::as_path);
-    let resume = asked.map(|asked| after_restart(asked, out, restarts)).transpose()?;
+    let resume = asked.map(|asked| after_restart(asked, out, restart_count())).transpose()?;
     if resume.as_ref() == Some(&ResumeChoice::Anew) {
         args.extend(["--resume".into(), ResumeChoice::Anew.argument()]);
         matches = command.clone().try_get_matches_from(&args).map_err(refused)?;
@@ -81,6 +77,10 @@ fn after_restart(asked: &ResumeChoice, out: Option<&Path>, restarts: usize) -> R
         }
         return Ok(asked.clone());
     };
+    // A run that was there before the job is refused at each start, and not only at the first.
+    if !Job::current().is_some_and(|job| job.owns(out)) {
+        return Ok(asked.clone());
+    }
     Ok(match (newest_of(out)?, asked) {
         (Some(newest), _) => ResumeChoice::Folder(newest),
         // The run that failed before its first checkpoint begins again in its folder.

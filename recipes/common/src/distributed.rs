@@ -126,6 +126,10 @@ fn run_rank(
         GroupOptions::default().with_timeout(timeout).with_connect_timeout(timeout + searching),
     )
     .map_err(|error| RecipeError::group("the ranks did not find each other", error))?;
+    let (resume, is_other) = resume::follow_rank_0(resume, options.out.as_deref(), &group)?;
+    if is_other {
+        resume::adapt(resume.as_ref(), &mut config, &images, rank, world_size)?;
+    }
     let batch_size = smallest(fitting, &group)?;
     if rank == 0 && batch_size < fitting {
         log::warn!("another rank has memory for {batch_size} images only");

@@ -12,7 +12,8 @@ use crate::error::{ErrorKind, RecipeError, Result};
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 when the run is complete, 1 after a failure, 2 for wrong options, 75 when SIGTERM or SIGUSR1 has stopped it:
 all ranks end after the same step, write a checkpoint (unless there are to be none), and --resume auto goes on from there to
-the same weights. A second signal, a second or more after the first, ends the run at once.";
+the same weights. Where no checkpoint can be written, a run that is stopped has failed.
+A second signal, a second or more after the first, ends the run at once.";
 
 /// Runs a recipe and turns its error into three lines on stderr and an exit code: 2 for a mistake in the options
 /// or the launch environment, 1 for a failure; see [`EXIT_CODES`].

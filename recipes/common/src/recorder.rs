@@ -8,6 +8,7 @@ use burn_nccl_records::{SaveOptions, save_model};
 use crate::config::RunConfig;
 use crate::error::{RecipeError, Result};
 use crate::metrics::{Evaluation, MetricsFile, StepRecord, Summary};
+use crate::ownership::{self, Job};
 use crate::plot::Curves;
 use crate::run_folder::{RunFolder, SUMMARY};
 use crate::tensorboard::EventFile;
@@ -41,6 +42,7 @@ impl Recorder {
     /// # Errors
     /// Where a file cannot be written.
     pub fn create(folder: RunFolder, config: &RunConfig) -> Result<Self> {
+        ownership::mark(&folder, Job::current().as_ref())?;
         folder.write_json(CONFIG, config)?;
         let metrics = MetricsFile::create(folder.file(METRICS))?;
         let events = EventFile::create(folder.path())?;
@@ -54,6 +56,7 @@ impl Recorder {
     pub fn resume(folder: RunFolder, config: &RunConfig, resumed: Resumed) -> Result<Self> {
         let Resumed { step, curves, run } = resumed;
         let from = run.as_deref().unwrap_or(folder.path()).join(METRICS);
+        ownership::mark(&folder, Job::current().as_ref())?;
         // It says that the run is complete, which it is no longer.
         folder.remove(SUMMARY)?;
         folder.write_json(CONFIG, config)?;

@@ -11,8 +11,11 @@ use serde_json::Value;
 
 use crate::error::{RecipeError, Result};
 
-/// The one thing that may be in the folder before the run: what the ranks print.
+/// What may be in the folder before the run: what the ranks print.
 pub const LOG_FOLDER: &str = "logs";
+
+/// The first file of a run that a launcher started, which says whose run it is.
+pub(crate) const JOB: &str = "job.json";
 
 /// The last file that a run writes.
 pub const SUMMARY: &str = "summary.json";
@@ -59,8 +62,9 @@ impl RunFolder {
         };
         // What a crash leaves of a file that was being written is no run.
         let is_unfinished = |name: &str| name.starts_with('.') && name.ends_with(".tmp");
-        let is_run =
-            |name: &std::ffi::OsString| name != LOG_FOLDER && !is_unfinished(&name.to_string_lossy());
+        let is_run = |name: &std::ffi::OsString| {
+            name != LOG_FOLDER && name != JOB && !is_unfinished(&name.to_string_lossy())
+        };
         let found = entries.flatten().map(|entry| entry.file_name()).find(is_run);
         found.map_or(Ok(()), |found| {
             Err(RecipeError::usage(

@@ -1,10 +1,12 @@
 //! The built recipe, run as a user runs it.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use socket2::{Domain, Protocol, Socket, Type};
 use tempfile::TempDir;
 
 /// A run folder for one test, removed with it.
@@ -41,6 +43,15 @@ impl Place {
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A free port that rank 0 can listen on and the system gives to nobody else while the socket lives.
+fn hold_free_port() -> (Socket, String) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let port = socket.local_addr().unwrap().as_socket().expect("an IPv4 address").port().to_string();
+    (socket, port)
 }
 
 #[test]
@@ -143,7 +154,7 @@ fn a_configuration_repeats_a_run_on_another_number_of_ranks_than_the_default() {
 
 #[test]
 fn ranks_with_other_options_are_refused_and_the_option_is_named() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let (_held, port) = hold_free_port();
     let ranks: Vec<_> = ["0.1", "0.2"]
         .into_iter()
         .enumerate()

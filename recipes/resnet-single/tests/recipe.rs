@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 #[test]
@@ -150,7 +152,7 @@ fn handles_sigterm(pid: u32) -> bool {
 }
 
 fn terminate(run: &Child) {
-    assert!(Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap().success());
+    kill(Pid::from_raw(run.id() as i32), Signal::SIGTERM).unwrap();
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -223,6 +223,15 @@ pub(crate) fn trained_alone(scenario: &Scenario) -> Trained {
     }
 }
 
+/// `limit`, which a machine keeps that has nothing else to do; five times as much on one with more work than processors, as
+/// it is where other tests run at the same time.
+pub(crate) fn on_this_machine(limit: Duration) -> Duration {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if load > processors as f64 { limit * 5 } else { limit }
+}
+
 /// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
 pub(crate) fn skip(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use burn_nccl_tests::{Report, Scenario};
 
-use crate::harness::{End, run_alone, run_command, skip, test_rank};
+use crate::harness::{End, hold_free_port, run_alone, run_command, skip, test_rank};
 
 /// Asserts that ranks 0 and 1 of 2 have added up their numbers.
 fn assert_two_ranks_reduced(end: &End) {
@@ -72,7 +72,8 @@ fn open_mpi_can_start_the_ranks() {
 
 #[test]
 fn tasks_of_srun_find_each_other_by_its_variables() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let held = hold_free_port();
+    let port = held.local_addr().unwrap().as_socket().expect("an IPv4 address").port().to_string();
     let tasks = ["0", "1"].map(|task| {
         let mut command = test_rank(&Scenario::Reduce);
         command.envs([

@@ -10,6 +10,7 @@ use burn_nccl_tests::Scenario;
 use burn_nccl_tests::transfers::Transferred;
 
 use crate::harness::{End, reports, run_command, skip, test_rank};
+use crate::hosts::network;
 use crate::mpi::{mpirun, succeed, transferred};
 
 /// The addresses of the two hosts, of a range for documentation.
@@ -25,7 +26,8 @@ struct TwoHosts {
 impl TwoHosts {
     /// `None` where namespaces are not permitted.
     fn new() -> Option<Self> {
-        let names = [0, 1].map(|host| format!("bn{}h{host}", std::process::id()));
+        network::remove_stale();
+        let names = [0, 1].map(|host| format!("{}-{}-mpi{host}", network::PREFIX, std::process::id()));
         let hosts = Self { names, folder: tempfile::tempdir().unwrap() };
         hosts.connect().then(|| hosts.write_agent())?;
         Some(hosts)
@@ -88,9 +90,7 @@ impl TwoHosts {
 
 impl Drop for TwoHosts {
     fn drop(&mut self) {
-        self.names.iter().for_each(|name| {
-            ip(&format!("netns del {name}"));
-        });
+        self.names.iter().for_each(|name| network::remove(name));
     }
 }
 

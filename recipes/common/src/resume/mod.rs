@@ -3,6 +3,7 @@
 mod changes;
 mod choice;
 mod locate;
+mod together;
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,7 @@ use crate::run_folder::RunFolder;
 pub(crate) use changes::{Position, SCHEDULE_OFFSET, SKIPPED_STEPS, skipped_steps};
 pub use choice::ResumeChoice;
 pub(crate) use locate::{CHECKPOINT_FOLDER, locate, newest_of};
+pub(crate) use together::follow_rank_0;
 
 /// A verified checkpoint and the run it belongs to.
 pub struct Resume {

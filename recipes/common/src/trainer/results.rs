@@ -4,10 +4,11 @@ use burn::module::Module;
 use burn_nccl_models::ResNet;
 
 use super::Trainer;
-use crate::error::Result;
+use crate::error::{ErrorKind, RecipeError, Result};
 use crate::metrics::{Evaluation, Summary, peak_memory_bytes};
 use crate::parameters::parameters_sha256;
 use crate::recorder::Recorder;
+use crate::resume::{CHECKPOINT_FOLDER, newest_of, open_checkpoint};
 use crate::run_folder::RunFolder;
 use crate::train::Ended;
 
@@ -46,26 +47,67 @@ impl Trainer {
     /// Ends a run that a signal has stopped, on all ranks after the same step: with a checkpoint to go on from.
     ///
     /// The checkpoint comes first, because who sent the signal may not wait for long.
+    ///
+    /// # Errors
+    /// Where there is no checkpoint to go on from, on all ranks.
     pub(crate) fn interrupt(&mut self, model: ResNet) -> Result<Ended> {
         self.interrupted = true;
         if self.saved_at != Some(self.at.steps) {
             self.save(&model, None)?;
         }
         self.finish_checkpoints()?;
+        let mut can_go_on = [0];
         if self.run.parallel.rank() == 0 {
-            let summary = self.summary(&model.valid(), None);
-            let title = format!("{}: stopped after step {}", self.title(), self.at.steps);
-            let recorder = self.recorder()?;
-            recorder.interrupt(&title, &summary)?;
-            let folder = recorder.folder().path().to_path_buf();
-            self.run.progress.finish(&summary, &folder);
-            log::warn!(
-                "a signal has stopped the run after step {}; go on with --resume auto --out {}",
-                self.at.steps,
-                folder.display()
-            );
+            let from = self.newest_step()?;
+            self.record_interruption(&model, from)?;
+            can_go_on[0] = i64::from(from.is_some());
         }
-        Ok(Ended::Interrupted)
+        // Together: a launcher may end rank 0 when it sees another one leave.
+        self.run.parallel.sum_i64(&mut can_go_on)?;
+        if can_go_on[0] > 0 { Ok(Ended::Interrupted) } else { Err(self.lost()) }
+    }
+
+    /// The step that `--resume auto` goes on from: the last one, unless its checkpoint could not be written and the run was
+    /// to go on without.
+    fn newest_step(&self) -> Result<Option<usize>> {
+        let (out, last) = (&self.run.out, self.at.steps);
+        if out.join(CHECKPOINT_FOLDER).join(format!("step-{last}/manifest.json")).exists() {
+            return Ok(Some(last));
+        }
+        let newest = newest_of(out)?.map(|newest| open_checkpoint(&newest)).transpose()?;
+        Ok(newest.map(|newest| newest.state().step as usize))
+    }
+
+    fn record_interruption(&mut self, model: &ResNet, from: Option<usize>) -> Result<()> {
+        let (summary, steps) = (self.summary(&model.valid(), None), self.at.steps);
+        let title = format!("{}: stopped after step {steps}", self.title());
+        let recorder = self.recorder()?;
+        recorder.interrupt(&title, &summary)?;
+        let folder = recorder.folder().path().to_path_buf();
+        self.run.progress.finish(&summary, &folder);
+        let stopped = format!("a signal has stopped the run after step {steps}");
+        match from {
+            Some(from) if from == steps => {
+                log::warn!("{stopped}; go on with --resume auto --out {}", folder.display());
+            }
+            Some(from) => log::warn!(
+                "{stopped}, of which there is no checkpoint; --resume auto --out {} goes on from step {from}",
+                folder.display()
+            ),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn lost(&self) -> RecipeError {
+        let error = RecipeError::failure(
+            format!("a signal has stopped the run after step {}, and it cannot go on", self.at.steps),
+            "no checkpoint could be written",
+            "mend what the warnings name, and begin the run again",
+        );
+        // Every rank fails with this; one of them says so.
+        let kind = if self.run.parallel.rank() == 0 { ErrorKind::Failure } else { ErrorKind::Consequence };
+        RecipeError { kind, ..error }
     }
 
     fn summary(&self, model: &ResNet, evaluation: Option<&Evaluation>) -> Summary {

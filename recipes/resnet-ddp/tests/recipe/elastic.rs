@@ -6,9 +6,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::{Place, stderr};
+use crate::{Place, hold_free_port, stderr};
 
 /// Longer than anything here takes on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -63,8 +65,8 @@ fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn signal(name: &str, pid: u32) {
-    assert!(Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap().success());
+fn signal(signal: Signal, pid: u32) {
+    kill(Pid::from_raw(pid as i32), signal).unwrap();
 }
 
 /// The process of `rank` among the children of `launcher`.
@@ -133,7 +135,7 @@ fn sigterm_leaves_a_checkpoint_from_which_the_run_comes_to_the_same_bits() {
     let place = Place::new();
     let run = Running::start(place.command(&TWENTY_STEPS));
     trained(&place.out, 3);
-    signal("TERM", run.pid());
+    signal(Signal::SIGTERM, run.pid());
     let step = assert_stopped(&place, &run.end());
     assert!((3..20).contains(&step), "{step}");
     assert_resumes(&place, step, expected);
@@ -143,7 +145,7 @@ fn sigterm_leaves_a_checkpoint_from_which_the_run_comes_to_the_same_bits() {
 fn all_ranks_stop_after_the_same_step_when_one_of_them_gets_the_signal() {
     let place = Place::new();
     // Without a launcher of its own, as under srun.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let (_held, port) = hold_free_port();
     let ranks = ["0", "1"].map(|rank| {
         let mut command = place.command(&TWENTY_STEPS);
         command.envs([("SLURM_PROCID", rank), ("SLURM_LOCALID", rank), ("SLURM_NTASKS", "2")]);
@@ -152,7 +154,7 @@ fn all_ranks_stop_after_the_same_step_when_one_of_them_gets_the_signal() {
         Running::start(command)
     });
     trained(&place.out, 3);
-    signal("USR1", ranks[1].pid());
+    signal(Signal::SIGUSR1, ranks[1].pid());
     let outputs = ranks.map(Running::end);
     assert!(outputs.iter().all(|output| output.status.code() == Some(75)), "{outputs:#?}");
     let step = place.json("summary.json")["steps"].as_u64().unwrap();
@@ -166,29 +168,31 @@ fn a_signal_at_any_place_of_short_epochs_loses_nothing() {
     let files: Vec<String> = (0..8).map(|image| format!("{}/{image}.png", ["a", "b"][image % 2])).collect();
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     let data = place.images(&files, &files);
-    let args = ["--data", &data, "--image-size", "16", "--batch-size", "2", "--epochs", "10"];
+    // Two steps each, so many that the run is not over before the signal comes.
+    let args = ["--data", &data, "--image-size", "16", "--batch-size", "2", "--epochs", "16"];
+    let args = with(&args, &["--checkpoint-epochs", "5"]);
     let expected = undisturbed(&args);
     let run = Running::start(place.command(&args));
     trained(&place.out, 2);
-    signal("TERM", run.pid());
+    signal(Signal::SIGTERM, run.pid());
     let output = run.end();
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
     // Once more, now in a run that goes on.
     let before = lines(&place.out);
     let run = Running::start(place.command(&["--resume", "auto"]));
-    trained(&place.out, before + 3);
-    signal("TERM", run.pid());
+    trained(&place.out, before + 1);
+    signal(Signal::SIGTERM, run.pid());
     let output = run.end();
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
     let step = place.json("summary.json")["steps"].as_u64().unwrap();
     assert_resumes(&place, step, &expected);
-    assert_eq!(lines(&place.out), 20);
+    assert_eq!(lines(&place.out), 32);
 }
 
 /// Kills `rank` of `launcher` once the run in `out` has a checkpoint.
 fn kill_rank(launcher: u32, rank: usize, out: &Path) {
     wait_for("a checkpoint", || out.join("checkpoints/step-4/manifest.json").exists().then_some(()));
-    signal("KILL", rank_of(launcher, rank));
+    signal(Signal::SIGKILL, rank_of(launcher, rank));
 }
 
 const WITH_RESTART: [&str; 6] = ["--checkpoint-steps", "4", "--keep-last", "9", "--max-restarts", "1"];
@@ -224,7 +228,7 @@ fn a_rank_that_is_killed_before_the_first_checkpoint_begins_again_in_the_same_fo
     let expected = undisturbed(&args);
     let run = Running::start(place.command(&args));
     trained(&place.out, 2);
-    signal("KILL", rank_of(run.pid(), 0));
+    signal(Signal::SIGKILL, rank_of(run.pid(), 0));
     let output = run.end();
     assert!(output.status.success(), "{}", stderr(&output));
     let summary = place.json("summary.json");
@@ -238,8 +242,7 @@ fn nodes_that_the_recipe_starts_itself_go_on_after_a_killed_rank() {
     let args = ["--max-steps", "20", "--batch-size", "4"];
     let expected = undisturbed(&with(&args, &four));
     let place = Place::new();
-    // Below the ports that the system gives away.
-    let port = (24_000 + std::process::id() % 5_000).to_string();
+    let (_held, port) = hold_free_port();
     let nodes = ["1", "0"].map(|node| {
         let options = ["--nproc-per-node", "2", "--nnodes", "2", "--node-rank", node, "--master-port", &port];
         Running::start(place.command(&[&args[..], &WITH_RESTART, &options].concat()))
@@ -252,6 +255,41 @@ fn nodes_that_the_recipe_starts_itself_go_on_after_a_killed_rank() {
     }
     assert!(place.out.join("logs/rank-3.log").exists());
     assert_restarted(&place, &expected);
+}
+
+#[test]
+fn ranks_that_are_started_again_leave_the_run_of_another_job_alone() {
+    let place = Place::new();
+    let start = |job: &str, restart: &str, args: &[&str]| {
+        let mut command = place.command(args);
+        command.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]);
+        command.envs([("TORCHELASTIC_RUN_ID", job), ("TORCHELASTIC_RESTART_COUNT", restart)]);
+        command.output().unwrap()
+    };
+    let args = ["--max-steps", "1", "--batch-size", "8"];
+    let output = start("old", "0", &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let files = || ["summary.json", "config.json", "job.json"].map(|name| place.json(name));
+    let before = files();
+    // The job is another one, or asks for something else; torchrun tries again whatever the exit code was.
+    let more = ["--max-steps", "2", "--batch-size", "8"];
+    for (job, restart, args) in
+        [("new", "0", args), ("new", "1", args), ("new", "1", more), ("old", "1", more)]
+    {
+        let output = start(job, restart, &args);
+        assert_eq!(output.status.code(), Some(2), "{job} {restart}: {}", stderr(&output));
+        assert!(stderr(&output).contains("it is not empty"), "{}", stderr(&output));
+        assert_eq!(files(), before);
+    }
+    // Its own run is complete.
+    let output = start("old", "1", &args);
+    assert!(
+        output.status.success() && stderr(&output).contains("nothing left to train"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(files(), before);
 }
 
 #[test]
@@ -299,4 +337,60 @@ fn a_rank_that_torchrun_starts_again_goes_on_from_its_checkpoint() {
     let output = run.end();
     assert!(output.status.success(), "{}", stderr(&output));
     assert_restarted(&place, expected);
+}
+
+#[test]
+fn a_signal_to_a_run_that_cannot_write_a_checkpoint_is_a_failure() {
+    let place = Place::new();
+    let run = Running::start(place.command(&with(&TWENTY_STEPS, &["--on-checkpoint-failure", "continue"])));
+    trained(&place.out, 2);
+    // No folder can be made there.
+    fs::write(place.out.join("checkpoints"), "").unwrap();
+    signal(Signal::SIGTERM, run.pid());
+    let output = run.end();
+    let text = stderr(&output);
+    assert_ne!(output.status.code(), Some(75), "{text}");
+    assert!(text.contains("there will be no checkpoints in "), "{text}");
+    assert!(text.contains("cannot go on") && text.contains("no checkpoint could be written"), "{text}");
+    assert!(!text.contains("go on with --resume auto"), "{text}");
+}
+
+#[test]
+fn a_rank_that_sees_the_newest_checkpoint_late_waits_for_it() {
+    let place = Place::new();
+    let args = ["--max-steps", "2", "--batch-size", "8", "--checkpoint-steps", "1"];
+    let start = |outs: [&Path; 2], restart: &str| {
+        let (held, port) = hold_free_port();
+        let ranks = ["0", "1"].map(|rank| {
+            let mut command = place.command(&args);
+            command.args(["--out", outs[rank.parse::<usize>().unwrap()].to_str().unwrap()]);
+            command.envs([
+                ("RANK", rank),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", "2"),
+                ("LOCAL_WORLD_SIZE", "2"),
+            ]);
+            command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port.as_str())]);
+            command.envs([("TORCHELASTIC_RUN_ID", "job"), ("TORCHELASTIC_RESTART_COUNT", restart)]);
+            Running::start(command)
+        });
+        (held, ranks)
+    };
+    let (_held, ranks) = start([&place.out, &place.out], "0");
+    for rank in ranks {
+        let output = rank.end();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    // The same files on another machine, which shows the last of them later.
+    let other = place.path("other");
+    fs::create_dir_all(other.join("checkpoints")).unwrap();
+    let link = |name: &str| std::os::unix::fs::symlink(place.out.join(name), other.join(name)).unwrap();
+    ["config.json", "job.json", "summary.json", "checkpoints/step-1"].into_iter().for_each(link);
+    let (_held, ranks) = start([&place.out, &other], "1");
+    std::thread::sleep(Duration::from_secs(2));
+    link("checkpoints/step-2");
+    for rank in ranks {
+        let output = rank.end();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
 }

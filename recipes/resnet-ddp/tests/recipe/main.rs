@@ -4,11 +4,12 @@ mod elastic;
 mod resume;
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use socket2::{Domain, Protocol, Socket, Type};
 use tempfile::TempDir;
 
 /// A folder for one test, and the run folder in it.
@@ -65,6 +66,15 @@ impl Place {
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A free port that rank 0 can listen on and the system gives to nobody else while the socket lives.
+fn hold_free_port() -> (Socket, String) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let port = socket.local_addr().unwrap().as_socket().expect("an IPv4 address").port().to_string();
+    (socket, port)
 }
 
 /// Asserts the exit code, one error of three lines with these texts, and that nothing was written but logs.

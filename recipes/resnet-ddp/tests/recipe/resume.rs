@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::{Place, assert_refused, stderr};
+use crate::{Place, assert_refused, hold_free_port, stderr};
 
 /// Six steps on two ranks, in the middle of the first epoch, with a checkpoint after the second and the fourth.
 const SIX_STEPS: [&str; 8] =
@@ -184,7 +184,7 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(
 #[test]
 fn ranks_that_resume_from_different_checkpoints_are_refused() {
     let (first, _) = whole(&SIX_STEPS);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let (_held, port) = hold_free_port();
     let place = Place::new();
     let ranks = ["step-2", "step-4"].map(|step| {
         let from = first.out.join("checkpoints").join(step);

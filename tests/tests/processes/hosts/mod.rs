@@ -2,7 +2,7 @@
 //!
 //! Ranks 0 and 1 are on host 0, ranks 2 and 3 on host 1. Where this machine allows no namespaces the tests are skipped.
 
-mod network;
+pub(crate) mod network;
 mod wire;
 
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::wire::{Conditions, Wire};
 
 /// How the names of all namespaces of these tests begin; the number of the process that made them follows.
-const PREFIX: &str = "burn-nccl";
+pub(crate) const PREFIX: &str = "burn-nccl";
 /// Where iproute2 keeps the files of a namespace that replace those in /etc.
 const ETC: &str = "/etc/netns";
 
@@ -138,7 +138,7 @@ impl Drop for Network {
     }
 }
 
-fn remove(name: &str) {
+pub(crate) fn remove(name: &str) {
     let _ = ip(&["netns", "delete", name]);
     let etc: PathBuf = Path::new(ETC).join(name);
     if etc.exists() {
@@ -149,7 +149,7 @@ fn remove(name: &str) {
 }
 
 /// Removes what a process that was killed could not remove itself.
-fn remove_stale() {
+pub(crate) fn remove_stale() {
     let names = fs::read_dir("/run/netns").into_iter().chain(fs::read_dir(ETC)).flatten().flatten();
     for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
         let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.trim_start_matches('-').split('-').next());
