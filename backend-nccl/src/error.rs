@@ -271,6 +271,12 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A job that reserves no place in the order of collectives.
+    #[error(
+        "a job needs at least one reserved place in the order of collectives, for what it runs on the group; reserve as \
+         many as it runs, the same number on all ranks, or run what needs no collective without the group"
+    )]
+    NoPlaces,
     /// More collectives than places were reserved for.
     #[error(
         "a job of {places} reserved places in the order of collectives called one more; reserve as many as it runs, \

@@ -105,7 +105,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// All from [`Work::wait`]: what `job` returns, and [`Error::CommunicationThread`] where it panicked.
+    /// All from [`Work::wait`]: [`Error::NoPlaces`] without running the job where `places` is 0, what `job` returns, and
+    /// [`Error::CommunicationThread`] where it panicked.
     #[track_caller]
     pub fn reserve_async<T: Send + 'static>(
         &self,
@@ -113,7 +114,9 @@ impl ProcessGroup {
         job: impl FnOnce(&mut Reserved<'_>) -> Result<T> + Send + 'static,
     ) -> Work<T> {
         let site = CallSite::here();
-        self.start(Ok(()), None, Operation::Collectives(places), move |core, ticket| {
+        // Without a place of its own the job would share the turn of the next operation.
+        let checked = if places == 0 { Err(Error::NoPlaces) } else { Ok(()) };
+        self.start(checked, None, Operation::Collectives(places), move |core, ticket| {
             run(Reserved { core, ticket, used: 0, places, site }, job)
         })
     }
@@ -131,4 +134,19 @@ fn run<T>(mut reserved: Reserved<'_>, job: impl FnOnce(&mut Reserved<'_>) -> Res
         reserved.core.abort(&error.to_string());
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_a_place_is_refused_and_the_group_goes_on() {
+        let group = ProcessGroup::single();
+        let refused = group.reserve_async(0, |_| Ok(())).wait();
+        assert!(matches!(refused, Err(Error::NoPlaces)), "{refused:?}");
+        group.barrier().unwrap();
+        group.reserve_async(1, |_| Ok(())).wait().unwrap();
+        group.barrier().unwrap();
+    }
 }
