@@ -99,7 +99,8 @@ impl Reserved<'_> {
 
 impl ProcessGroup {
     /// Runs `job` on the communication thread, at `places` successive places in the order of collectives that are taken
-    /// now. Between its collectives the job computes, and nothing else of the group runs meanwhile.
+    /// now. Between its collectives the job computes, and nothing else of the group runs meanwhile: a call of the group
+    /// itself within the job is [`Error::InsideJob`].
     ///
     /// An error or a panic of the job ends the group: the other ranks wait for what it leaves out.
     ///
@@ -147,6 +148,40 @@ mod tests {
         assert!(matches!(refused, Err(Error::NoPlaces)), "{refused:?}");
         group.barrier().unwrap();
         group.reserve_async(1, |_| Ok(())).wait().unwrap();
+        group.barrier().unwrap();
+    }
+
+    #[test]
+    fn a_job_that_calls_its_own_group_or_waits_for_work_behind_it_is_told_so() {
+        type Call = fn(&ProcessGroup) -> Result<()>;
+        let calls: [Call; 4] = [
+            |group| group.barrier(),
+            |group| group.barrier_async().wait(),
+            |group| group.all_gather_bytes(&[1]).map(|_| ()),
+            |group| group.split(Some(0), 0).map(|_| ()),
+        ];
+        for (index, call) in calls.into_iter().enumerate() {
+            // Splitting a group of one needs no other rank.
+            let expected = index < 3;
+            let group = ProcessGroup::single();
+            let inner = group.clone();
+            let result = group.reserve_async(1, move |_| call(&inner)).wait();
+            assert_eq!(matches!(result, Err(Error::InsideJob { .. })), expected, "{index}: {result:?}");
+        }
+        let group = ProcessGroup::single();
+        let (give, take) = std::sync::mpsc::channel::<Work<()>>();
+        let waits = group.reserve_async(1, move |_| take.recv().expect("the test sends it").wait());
+        give.send(group.barrier_async()).unwrap();
+        assert!(matches!(waits.wait(), Err(Error::InsideJob { call: "Work::wait" })));
+    }
+
+    #[test]
+    fn a_job_may_use_another_group_and_work_that_is_done() {
+        let (group, other) = (ProcessGroup::single(), ProcessGroup::single());
+        let done = group.barrier_async();
+        group.barrier().unwrap();
+        let job = move |_: &mut Reserved<'_>| other.barrier().and(done.wait());
+        group.reserve_async(1, job).wait().unwrap();
         group.barrier().unwrap();
     }
 }
