@@ -312,15 +312,18 @@ impl ProcessGroup {
             if let Some(planned) = planned {
                 core.note(ticket, operation, planned, site);
             }
-            worker.submit(Box::new(move |core| {
+            worker.submit(Box::new(move |core, busy| {
+                // Dropped from the last to the first, also where the buffers' own methods panic: whoever is woken by the
+                // completion finds the thread idle.
+                let (completion, busy) = (completion, busy);
                 let _turn = core.order.wait(ticket);
-                // The buffers' own methods may panic.
                 let _abort = AbortOnPanic(core);
                 let start = Instant::now();
                 let inside = id.enter();
                 let result = run(core, ticket);
                 drop(inside);
                 let duration = start.elapsed();
+                drop(busy);
                 completion.complete(result, duration);
             }));
         });

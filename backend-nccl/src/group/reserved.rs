@@ -184,4 +184,15 @@ mod tests {
         group.reserve_async(1, job).wait().unwrap();
         group.barrier().unwrap();
     }
+
+    #[test]
+    fn whoever_has_waited_for_the_last_work_leaves_on_his_own_thread() {
+        for _ in 0..200 {
+            let group = ProcessGroup::single();
+            let core = std::sync::Arc::downgrade(&group.inner.core);
+            group.barrier_async().wait().unwrap();
+            drop(group);
+            assert_eq!(core.strong_count(), 0, "the communication thread still holds the group");
+        }
+    }
 }
