@@ -271,6 +271,21 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A job that reserves no place in the order of collectives.
+    #[error(
+        "a job needs at least one reserved place in the order of collectives, for what it runs on the group; reserve as \
+         many as it runs, the same number on all ranks, or run what needs no collective without the group"
+    )]
+    NoPlaces,
+    /// A call of a group from a job, or a communication hook, that runs on the same group: each would wait for the other.
+    #[error(
+        "{call} would wait for the job that called it: a job or a communication hook runs in its own turn on the group; \
+         use the methods of the `Reserved` that it is given, or another group"
+    )]
+    InsideJob {
+        /// What was called.
+        call: &'static str,
+    },
     /// More collectives than places were reserved for.
     #[error(
         "a job of {places} reserved places in the order of collectives called one more; reserve as many as it runs, \

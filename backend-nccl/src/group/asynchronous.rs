@@ -9,6 +9,7 @@ use std::{
 use super::{
     ProcessGroup, Work, check,
     core::{AbortOnPanic, Core},
+    inside::GroupId,
     order::{Operation, Ticket},
     work,
     worker::Worker,
@@ -295,7 +296,9 @@ impl ProcessGroup {
         operation: Operation,
         run: impl FnOnce(&Core, Ticket) -> Result<T> + Send + 'static,
     ) -> Work<T> {
-        let (work, completion) = work::pair();
+        let id = GroupId::of(&self.inner.core);
+        let (work, completion) = work::pair(id);
+        let checked = checked.and_then(|()| id.must_be_outside("an asynchronous call"));
         let mut worker = self.inner.worker.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = match checked.and_then(|()| Worker::start_once(&mut worker, &self.inner.core)) {
             Ok(worker) => worker,
@@ -309,13 +312,19 @@ impl ProcessGroup {
             if let Some(planned) = planned {
                 core.note(ticket, operation, planned, site);
             }
-            worker.submit(Box::new(move |core| {
+            worker.submit(Box::new(move |core, busy| {
+                // Dropped from the last to the first, also where the buffers' own methods panic: whoever is woken by the
+                // completion finds the thread idle.
+                let (completion, busy) = (completion, busy);
                 let _turn = core.order.wait(ticket);
-                // The buffers' own methods may panic.
                 let _abort = AbortOnPanic(core);
                 let start = Instant::now();
+                let inside = id.enter();
                 let result = run(core, ticket);
-                completion.complete(result, start.elapsed());
+                drop(inside);
+                let duration = start.elapsed();
+                drop(busy);
+                completion.complete(result, duration);
             }));
         });
         work

@@ -1,6 +1,6 @@
 //! The operations of a group that return when they are done.
 
-use super::{ProcessGroup, check, order::Operation};
+use super::{ProcessGroup, check, inside::GroupId, order::Operation};
 use crate::{
     Error, Result,
     site::CallSite,
@@ -82,6 +82,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn all_gather_bytes(&self, value: &[u8]) -> Result<Vec<Vec<u8>>> {
         let core = &self.inner.core;
+        GroupId::of(core).must_be_outside("all_gather_bytes")?;
         let (operation, site, patience) = (Operation::Collectives(2), CallSite::here(), Patience::Waiting);
         let dtype = DType::U8;
         let gather = |bytes| planned(OpKind::AllGather, dtype, None, 0, bytes);

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    inside::GroupId,
     options::GroupOptions,
     order::{Operation, Order, Ticket},
     recorder::Messages,
@@ -38,6 +39,7 @@ impl Core {
         operation: Operation,
         collective: impl FnOnce(Ticket) -> Collective<'a>,
     ) -> Result<()> {
+        GroupId::of(self).must_be_outside("a collective or a message")?;
         let site = CallSite::here();
         let (ticket, collective) = self.order.take(operation, |ticket| {
             let collective = collective(ticket);

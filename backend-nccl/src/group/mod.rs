@@ -5,6 +5,7 @@ mod check;
 mod collectives;
 mod core;
 mod flight;
+mod inside;
 mod options;
 mod order;
 mod record;

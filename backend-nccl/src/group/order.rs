@@ -8,8 +8,12 @@ use crate::transport::{Collective, DType, Incoming, Outgoing};
 /// A ticket lock that numbers what it orders.
 ///
 /// The ticket is taken when an operation is called, so calls of one thread run in program order on every rank, whether
-/// they run on that thread or on the communication thread. Whoever has the turn is under a deadline, so the wait for it
-/// ends. Turns are this rank's own; the numbers of collectives and messages are the same on every rank that takes part.
+/// they run on that thread or on the communication thread. Turns are this rank's own; the numbers of collectives and
+/// messages are the same on every rank that takes part.
+///
+/// The wait for a turn has no deadline, since giving up a place would put the calls of the ranks out of step. It ends
+/// because every collective and message is under one, with two exceptions: a job computes as long as it likes, and one
+/// that waited for a turn behind its own would never end, which [`GroupId`](super::inside::GroupId) refuses.
 #[derive(Debug)]
 pub(super) struct Order {
     state: Mutex<State>,

@@ -99,13 +99,15 @@ impl Reserved<'_> {
 
 impl ProcessGroup {
     /// Runs `job` on the communication thread, at `places` successive places in the order of collectives that are taken
-    /// now. Between its collectives the job computes, and nothing else of the group runs meanwhile.
+    /// now. Between its collectives the job computes, and nothing else of the group runs meanwhile: a call of the group
+    /// itself within the job is [`Error::InsideJob`].
     ///
     /// An error or a panic of the job ends the group: the other ranks wait for what it leaves out.
     ///
     /// # Errors
     ///
-    /// All from [`Work::wait`]: what `job` returns, and [`Error::CommunicationThread`] where it panicked.
+    /// All from [`Work::wait`]: [`Error::NoPlaces`] without running the job where `places` is 0, what `job` returns, and
+    /// [`Error::CommunicationThread`] where it panicked.
     #[track_caller]
     pub fn reserve_async<T: Send + 'static>(
         &self,
@@ -113,7 +115,9 @@ impl ProcessGroup {
         job: impl FnOnce(&mut Reserved<'_>) -> Result<T> + Send + 'static,
     ) -> Work<T> {
         let site = CallSite::here();
-        self.start(Ok(()), None, Operation::Collectives(places), move |core, ticket| {
+        // Without a place of its own the job would share the turn of the next operation.
+        let checked = if places == 0 { Err(Error::NoPlaces) } else { Ok(()) };
+        self.start(checked, None, Operation::Collectives(places), move |core, ticket| {
             run(Reserved { core, ticket, used: 0, places, site }, job)
         })
     }
@@ -131,4 +135,64 @@ fn run<T>(mut reserved: Reserved<'_>, job: impl FnOnce(&mut Reserved<'_>) -> Res
         reserved.core.abort(&error.to_string());
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_a_place_is_refused_and_the_group_goes_on() {
+        let group = ProcessGroup::single();
+        let refused = group.reserve_async(0, |_| Ok(())).wait();
+        assert!(matches!(refused, Err(Error::NoPlaces)), "{refused:?}");
+        group.barrier().unwrap();
+        group.reserve_async(1, |_| Ok(())).wait().unwrap();
+        group.barrier().unwrap();
+    }
+
+    #[test]
+    fn a_job_that_calls_its_own_group_or_waits_for_work_behind_it_is_told_so() {
+        type Call = fn(&ProcessGroup) -> Result<()>;
+        let calls: [Call; 4] = [
+            |group| group.barrier(),
+            |group| group.barrier_async().wait(),
+            |group| group.all_gather_bytes(&[1]).map(|_| ()),
+            |group| group.split(Some(0), 0).map(|_| ()),
+        ];
+        for (index, call) in calls.into_iter().enumerate() {
+            // Splitting a group of one needs no other rank.
+            let expected = index < 3;
+            let group = ProcessGroup::single();
+            let inner = group.clone();
+            let result = group.reserve_async(1, move |_| call(&inner)).wait();
+            assert_eq!(matches!(result, Err(Error::InsideJob { .. })), expected, "{index}: {result:?}");
+        }
+        let group = ProcessGroup::single();
+        let (give, take) = std::sync::mpsc::channel::<Work<()>>();
+        let waits = group.reserve_async(1, move |_| take.recv().expect("the test sends it").wait());
+        give.send(group.barrier_async()).unwrap();
+        assert!(matches!(waits.wait(), Err(Error::InsideJob { call: "Work::wait" })));
+    }
+
+    #[test]
+    fn a_job_may_use_another_group_and_work_that_is_done() {
+        let (group, other) = (ProcessGroup::single(), ProcessGroup::single());
+        let done = group.barrier_async();
+        group.barrier().unwrap();
+        let job = move |_: &mut Reserved<'_>| other.barrier().and(done.wait());
+        group.reserve_async(1, job).wait().unwrap();
+        group.barrier().unwrap();
+    }
+
+    #[test]
+    fn whoever_has_waited_for_the_last_work_leaves_on_his_own_thread() {
+        for _ in 0..200 {
+            let group = ProcessGroup::single();
+            let core = std::sync::Arc::downgrade(&group.inner.core);
+            group.barrier_async().wait().unwrap();
+            drop(group);
+            assert_eq!(core.strong_count(), 0, "the communication thread still holds the group");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! A collective that runs on the communication thread.
+//! An operation that runs on the communication thread.
 
 use std::{
     fmt,
@@ -6,14 +6,17 @@ use std::{
     time::Duration,
 };
 
+use super::inside::GroupId;
 use crate::{Error, Result};
 
-/// An all-reduce under way. It owns its buffer until [`wait`](Work::wait) gives it back.
+/// An operation or a job under way on the communication thread: any of the `_async` calls of a
+/// [`ProcessGroup`](super::ProcessGroup). It owns its buffers until [`wait`](Work::wait) gives them back.
 ///
-/// Dropping it does not cancel the collective: the other ranks count on it.
-#[must_use = "the buffer and a failure are lost unless `wait` is called"]
+/// Dropping it does not cancel the operation: the other ranks count on it.
+#[must_use = "the buffers and a failure are lost unless `wait` is called"]
 pub struct Work<B> {
     slot: Arc<Slot<B>>,
+    group: GroupId,
 }
 
 struct Slot<B> {
@@ -33,21 +36,28 @@ pub(super) struct Completion<B> {
     slot: Arc<Slot<B>>,
 }
 
-/// A work and the side that completes it.
-pub(super) fn pair<B>() -> (Work<B>, Completion<B>) {
+/// A work of a group and the side that completes it.
+pub(super) fn pair<B>(group: GroupId) -> (Work<B>, Completion<B>) {
     let slot = Arc::new(Slot { state: Mutex::new(State::Pending), changed: Condvar::new() });
-    (Work { slot: slot.clone() }, Completion { slot })
+    (Work { slot: slot.clone(), group }, Completion { slot })
 }
 
 impl<B> Work<B> {
-    /// Waits for the end and returns the reduced buffer. The collective itself is under the group's deadline.
+    /// Waits for the end and returns the buffers, or what the job made.
+    ///
+    /// Each collective and message is under [`GroupOptions::timeout`](super::GroupOptions::timeout) from its turn on, and
+    /// so are those before it. The wait has no limit of its own: a job that computes for an hour keeps the works behind
+    /// it waiting, and one that never ends, for ever.
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_reduce`](super::ProcessGroup::all_reduce); the buffer is gone then, its contents would
-    /// be undefined.
+    /// As the call without `_async`, or what the job returned; the buffers are gone then, their contents would be
+    /// undefined. [`Error::InsideJob`] in a job of the same group, for work behind it.
     pub fn wait(self) -> Result<B> {
-        let state = self.slot.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock();
+        if matches!(*state, State::Pending) {
+            self.group.must_be_outside("Work::wait")?;
+        }
         let waited = self.slot.changed.wait_while(state, |state| matches!(state, State::Pending));
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, State::Gone) {
@@ -58,12 +68,12 @@ impl<B> Work<B> {
         }
     }
 
-    /// Whether the collective has ended, well or not.
+    /// Whether the operation has ended, well or not.
     pub fn is_done(&self) -> bool {
         !matches!(*self.lock(), State::Pending)
     }
 
-    /// How long the collective itself took, from its turn to its end; `None` while it is under way.
+    /// How long the operation itself took, from its turn to its end; `None` while it is under way.
     pub fn duration(&self) -> Option<Duration> {
         match &*self.lock() {
             State::Done(_, duration) => Some(*duration),

@@ -12,7 +12,18 @@ use std::{
 use super::core::Core;
 use crate::{Error, Result};
 
-pub(super) type Job = Box<dyn FnOnce(&Core) + Send>;
+/// What the thread runs. It drops the guard when it has done all but to tell so.
+pub(super) type Job = Box<dyn FnOnce(&Core, Busy) + Send>;
+
+/// A job that has not been done.
+#[derive(Debug)]
+pub(super) struct Busy(Arc<AtomicUsize>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// The communication thread.
 #[derive(Debug)]
@@ -30,8 +41,8 @@ impl Worker {
         let serve = move || {
             for job in queue {
                 // A panic comes from the buffer's `as_mut`; it has ended the group, and later jobs must hear of it.
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&core)));
-                left.fetch_sub(1, Ordering::AcqRel);
+                let busy = Busy(left.clone());
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job(&core, busy)));
             }
         };
         let thread = std::thread::Builder::new()
@@ -43,8 +54,9 @@ impl Worker {
 
     /// Ends the thread after its last job.
     ///
-    /// Waits for it only when it has nothing to do: work that nobody waits for goes on alone under its deadline, as
-    /// dropping a group does not wait for peers. The thread itself may hold the last handle, in a buffer, and must not
+    /// Waits for it only when it has nothing left to do, so that the group says goodbye here and not on a thread that the
+    /// end of the process cuts off. Work that nobody waits for goes on alone under its deadline, as dropping a group does
+    /// not wait for peers. The thread itself may hold the last handle, in a buffer, and must not
     /// wait for itself.
     pub(super) fn finish(self) {
         let Self { jobs, pending, thread } = self;

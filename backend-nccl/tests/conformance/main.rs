@@ -94,6 +94,23 @@ conformance!(tcp, TransportKind::Tcp, [1, 2, 3, 4]);
 conformance!(shm, TransportKind::SharedMemory, [1, 2, 3, 4, 8]);
 
 #[test]
+fn halves_between_hosts_are_rounded_once() {
+    for hosts in [&[0, 0, 1, 1][..], &[0, 0, 0, 1], &[0, 1, 2, 2], &[0, 1, 1, 0]] {
+        let mut options = options();
+        options.pretended_hosts = Some(hosts.to_vec());
+        let groups = ProcessGroup::local(hosts.len(), options).unwrap();
+        std::thread::scope(|scope| {
+            for group in groups {
+                scope.spawn(move || {
+                    assert_eq!(group.transport_name(), "layered");
+                    Part::Halves.play(&group);
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn four_jobs_at_once_choose_their_own_ports() {
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -7,11 +7,12 @@
 //!
 //! Values are summed in rank order within a host and then in the order of the hosts, that of their first ranks: every rank
 //! gets the same bits, which can differ in the last place from those of a transport that adds all ranks in one order. A mean
-//! is divided once, at the end. f16 and bf16 are rounded once for each level, and a sum that leaves the range of f16 within
-//! a host stays infinite. Collectives that reduce nothing on the way, and messages, go between all ranks as they
+//! is divided once, at the end. Sums, means and products of f16 and bf16 are formed in f32 on the whole way, at twice the
+//! bytes, and rounded once before they are passed on: the mean of values in range is in range. Collectives that reduce nothing on the way, and messages, go between all ranks as they
 //! would without hosts; so does reduce-scatter, whose parts differ from rank to rank.
 
 mod divide;
+mod wide;
 
 use std::time::Duration;
 
@@ -136,19 +137,39 @@ impl Engine for Layered {
 
 impl Step<'_> {
     fn all_reduce(self, buffer: &mut [u8], dtype: DType, op: ReduceOp) -> Result<(), Failure> {
-        let layout = &self.layered.layout;
-        let rails = layout.rails_for(buffer.len());
-        let partial = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
-        self.local(0, Collective::AllReduce { buffer: &mut *buffer, dtype, op: partial })?;
-        if let Some((number, rail)) = layout.rail(rails) {
-            let part = bytes_of(buffer.len(), dtype, rails, number);
-            let part = &mut buffer[part];
-            self.across(rail, Collective::AllReduce { buffer: &mut *part, dtype, op: partial })?;
-            if op == ReduceOp::Mean {
-                divide::divide(dtype, part, layout.world_size);
+        let rails = self.layered.layout.rails_for(buffer.len());
+        if wide::needs_width(dtype, op) {
+            let mut sums = wide::widen(dtype, buffer);
+            if let Some(number) = self.reduce(&mut sums, DType::F32, op, rails)? {
+                let sums = &sums[bytes_of(sums.len(), DType::F32, rails, number)];
+                let part = bytes_of(buffer.len(), dtype, rails, number);
+                wide::narrow(dtype, sums, &mut buffer[part]);
             }
+        } else {
+            self.reduce(buffer, dtype, op, rails)?;
         }
         self.pass_on(buffer, dtype, rails)
+    }
+
+    /// Reduces the share of this rank's rail over all ranks, and returns its number; `None` without one.
+    fn reduce(
+        self,
+        buffer: &mut [u8],
+        dtype: DType,
+        op: ReduceOp,
+        rails: usize,
+    ) -> Result<Option<usize>, Failure> {
+        let layout = &self.layered.layout;
+        let partial = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
+        self.local(0, Collective::AllReduce { buffer: &mut *buffer, dtype, op: partial })?;
+        let Some((number, rail)) = layout.rail(rails) else { return Ok(None) };
+        let part = bytes_of(buffer.len(), dtype, rails, number);
+        let part = &mut buffer[part];
+        self.across(rail, Collective::AllReduce { buffer: &mut *part, dtype, op: partial })?;
+        if op == ReduceOp::Mean {
+            divide::divide(dtype, part, layout.world_size);
+        }
+        Ok(Some(number))
     }
 
     fn broadcast(self, buffer: &mut [u8], dtype: DType, root: usize) -> Result<(), Failure> {

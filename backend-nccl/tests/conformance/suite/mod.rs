@@ -29,6 +29,8 @@ pub enum Part {
     Asynchronous,
     /// What is not exact: halves, not-a-number, the order of additions.
     Rounding,
+    /// The halves of it, which are the same however ranks are laid out over hosts.
+    Halves,
     /// When a call may return.
     Timing,
     /// 10,000 operations of any kind in a row.
@@ -43,11 +45,12 @@ impl Part {
     /// Every part.
     // Where each part is a test of its own, nobody asks for all of them.
     #[allow(dead_code)]
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Everything,
         Self::Large,
         Self::Asynchronous,
         Self::Rounding,
+        Self::Halves,
         Self::Timing,
         Self::Mixed,
         Self::Groups,
@@ -64,6 +67,7 @@ impl Part {
             Self::Large => large(group),
             Self::Asynchronous => asynchronous(group),
             Self::Rounding => rounding::check(group),
+            Self::Halves => rounding::check_halves(group),
             Self::Timing => timing::check(group),
             Self::Mixed => mixed::check(group),
             Self::Groups => groups::check(group),

@@ -7,9 +7,14 @@ use half::{bf16, f16};
 use super::values::scramble;
 
 pub(super) fn check(group: &ProcessGroup) {
-    halves_are_rounded_once(group);
+    check_halves(group);
     a_nan_of_any_rank_reaches_the_extremes(group);
     the_bits_are_those_of_additions_in_rank_order_however_a_buffer_is_cut(group);
+}
+
+pub(super) fn check_halves(group: &ProcessGroup) {
+    halves_are_rounded_once(group);
+    a_mean_of_large_halves_is_in_range(group);
 }
 
 fn reduced<T: Pod>(group: &ProcessGroup, dtype: DType, op: ReduceOp, mut values: Vec<T>) -> Vec<T> {
@@ -26,6 +31,14 @@ fn halves_are_rounded_once(group: &ProcessGroup) {
         assert!(found.iter().all(|sum| *sum == f16::from_f32(2048.0 + ones)), "{:?}", found[0]);
         let found = reduced(group, DType::BF16, ReduceOp::Sum, vec![bf16::from_f32(own(256.0)); count]);
         assert!(found.iter().all(|sum| *sum == bf16::from_f32(256.0 + ones)), "{:?}", found[0]);
+    }
+}
+
+/// No two ranks' values have a sum that f16 holds.
+fn a_mean_of_large_halves_is_in_range(group: &ProcessGroup) {
+    for count in [1, 9, 40_001] {
+        let found = reduced(group, DType::F16, ReduceOp::Mean, vec![f16::from_f32(40000.0); count]);
+        assert!(found.iter().all(|mean| *mean == f16::from_f32(40000.0)), "{:?}", found[0]);
     }
 }
 

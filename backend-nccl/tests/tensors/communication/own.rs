@@ -8,7 +8,7 @@ use burn_nccl::ddp::communication::{
 };
 use burn_nccl::ddp::{DdpConfig, DistributedDataParallel};
 use burn_nccl::group::Reserved;
-use burn_nccl::{DType, Error, Failure};
+use burn_nccl::{DType, Error, Failure, ProcessGroup, ReduceOp};
 
 use super::{Given, one_parameter_buckets, step_with};
 use crate::on_ranks;
@@ -176,6 +176,34 @@ fn a_hook_that_runs_more_collectives_than_it_said_is_stopped_on_all_ranks() {
             other => assert!(matches!(other.failure(), Some(Failure::Aborted { .. })), "{other}"),
         }
     }
+}
+
+/// Calls the group that it runs on.
+#[derive(Debug)]
+struct Circular(ProcessGroup);
+
+impl CommunicationHook for Circular {
+    fn name(&self) -> String {
+        "circular".into()
+    }
+
+    fn average(&mut self, bucket: &mut GradientBucket<'_>, _: &mut Reserved<'_>) -> Result<(), HookError> {
+        Ok(self.0.all_reduce(bucket.bytes_mut(), DType::F32, ReduceOp::Mean)?)
+    }
+}
+
+#[test]
+fn a_hook_that_calls_the_group_it_runs_on_is_told_what_to_use_instead() {
+    let start = Instant::now();
+    let errors = on_ranks(2, |group| step_with(&group, &[1.0; 9], Circular(group.clone())).unwrap_err());
+    let is_told = |error: &Error| match error {
+        Error::CommunicationHook { cause, .. } => cause.to_string().contains("methods of the `Reserved`"),
+        // The other rank may have said so first.
+        other => matches!(other.failure(), Some(Failure::Aborted { .. })),
+    };
+    assert!(errors.iter().all(is_told), "{errors:?}");
+    assert!(errors.iter().any(|error| matches!(error, Error::CommunicationHook { .. })), "{errors:?}");
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
 #[test]
