@@ -38,6 +38,16 @@ pub(super) fn judge(plan: &Plan, run: &Run) -> Result<Shown, String> {
     Ok(if happened(plan, run) { Shown::Harmless } else { Shown::NotReached })
 }
 
+/// Whether a rank has missed a deadline.
+pub(super) fn is_late(run: &Run) -> bool {
+    let outcomes = run.ranks.iter().filter_map(|rank| Some(&rank.end.as_ref()?.outcome));
+    let mut failures = outcomes.filter_map(|outcome| match outcome {
+        Outcome::Failed { failure, .. } => failure.as_ref(),
+        _ => None,
+    });
+    failures.any(|failure| matches!(failure, Failure::Deadline { .. }))
+}
+
 fn happened(plan: &Plan, run: &Run) -> bool {
     match plan.fault {
         Fault::None => true,
