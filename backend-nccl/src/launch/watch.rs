@@ -24,6 +24,9 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// coordinator's signs of life.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// After this long of waiting for ranks that were told to end, the user is told of the wait.
+const QUIET_TIME: Duration = Duration::from_secs(3);
+
 /// What the launcher is doing to its ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -43,6 +46,8 @@ pub(super) struct Watch<'a> {
     config: &'a LaunchConfig,
     phase: Phase,
     requests: &'a mut Requests,
+    /// When to tell the user of the wait for ranks that were told to end.
+    say_at: Option<Instant>,
     /// What the coordinator knows of how the first ranks ended.
     told: Option<News>,
     /// How the connection with the coordinator was lost, if it was.
@@ -55,7 +60,7 @@ impl<'a> Watch<'a> {
         config: &'a LaunchConfig,
         requests: &'a mut Requests,
     ) -> Self {
-        Self { ranks, config, phase: Phase::Running, requests, told: None, lost: None }
+        Self { ranks, config, phase: Phase::Running, requests, say_at: None, told: None, lost: None }
     }
 
     /// Watches the ranks until all have ended: tells the coordinator what happens to them, and does to them what it says.
@@ -95,10 +100,13 @@ impl<'a> Watch<'a> {
         match self.phase {
             Phase::Settling(until) if now >= until => {
                 self.ranks.iter_mut().for_each(|rank| rank.signal(Signal::SIGTERM));
-                let grace = self.config.grace_after_failure.unwrap_or(self.config.grace);
-                self.phase = Phase::Stopping { kill_at: now + grace };
+                self.stopping(self.config.grace_after_failure.unwrap_or(self.config.grace));
             }
             Phase::Stopping { kill_at } if now >= kill_at => self.kill_all(),
+            Phase::Stopping { kill_at } if self.say_at.is_some_and(|at| now >= at) => {
+                self.say_at = None;
+                self.say_who_is_left(kill_at - now);
+            }
             Phase::Killed(until) if now >= until => {
                 let given_up = Ended { ending: Ending::Unkillable, at: seconds_since_epoch() };
                 self.ranks.iter_mut().for_each(|rank| rank.ended = rank.ended.or(Some(given_up)));
@@ -198,10 +206,31 @@ impl<'a> Watch<'a> {
                 // A rank in the launcher's group has the terminal's signal already; a second one might mean more to it.
                 let lacks_it = |rank: &&mut RankProcess| !(received.from_terminal && rank.shares_terminal());
                 self.ranks.iter_mut().filter(lacks_it).for_each(|rank| rank.signal(received.signal));
-                self.phase = Phase::Stopping { kill_at: Instant::now() + self.config.grace };
+                self.stopping(self.config.grace);
             }
             Phase::Stopping { .. } | Phase::Killed(_) => {}
         }
+    }
+
+    /// The ranks have been told to end, and have this long.
+    fn stopping(&mut self, grace: Duration) {
+        let now = Instant::now();
+        self.phase = Phase::Stopping { kill_at: now + grace };
+        self.say_at = Some(now + QUIET_TIME);
+    }
+
+    /// Tells the user why nothing seems to happen.
+    fn say_who_is_left(&self, left: Duration) {
+        let running = self.ranks.iter().filter(|rank| rank.ended.is_none()).count();
+        let ranks = if running == 1 {
+            "1 rank of this node has"
+        } else {
+            &format!("{running} ranks of this node have")
+        };
+        let seconds = left.as_secs_f64();
+        show(&format!(
+            "note: {ranks} been asked to end and not ended yet; killed in {seconds:.0} s at the latest"
+        ));
     }
 
     fn kill_all(&mut self) {
