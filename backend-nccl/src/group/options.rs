@@ -27,7 +27,8 @@ pub struct GroupOptions {
     /// seconds. A rank that crashes or is killed is noticed at once, whatever this is; one that is stopped on a host
     /// that answers is the matter of `timeout`.
     pub host_timeout: Duration,
-    /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of latency.
+    /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of
+    /// latency over TCP and MPI; shared memory always compares, at no cost of its own.
     /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
     pub check: bool,
     /// Let payloads carry a CRC32C for each piece of 256 KiB where they travel over TCP, so that bytes that a network
@@ -38,7 +39,8 @@ pub struct GroupOptions {
     /// The transport. Default: `None`, what `BURN_NCCL_TRANSPORT` says (`auto`, `tcp`, `shm` or `mpi`), else
     /// [`TransportKind::Auto`].
     pub transport: Option<TransportKind>,
-    /// A test double: the number of the host on which each rank is to believe that it is. Not for programs.
+    /// A test double: the number of the host on which each rank is to believe that it is, so that one machine plays
+    /// several. Hidden and outside of any promise of stability: not for programs.
     #[doc(hidden)]
     pub pretended_hosts: Option<Vec<u32>>,
 }

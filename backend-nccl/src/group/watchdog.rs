@@ -40,6 +40,8 @@ pub(super) struct Watchdog {
     pub(super) recorder: Recorder,
     folder: Option<PathBuf>,
     written: AtomicBool,
+    /// Whether another rank's end of the group has been heard of: each of the others may tell it.
+    heard: AtomicBool,
     /// How the ranks stood when they were last asked.
     ranks: Mutex<Vec<RankStatus>>,
     /// Itself, for the threads that it starts.
@@ -63,6 +65,7 @@ impl Watchdog {
             recorder: Recorder::new(),
             folder: flight_record_folder(),
             written: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             ranks: Mutex::default(),
             this: this.clone(),
         })
@@ -199,6 +202,9 @@ impl Witness for Watchdog {
     }
 
     fn hear(&self, failure: &Failure) {
+        if self.heard.swap(true, Ordering::SeqCst) {
+            return;
+        }
         let (Some(this), failure) = (self.this.upgrade(), failure.clone()) else { return };
         let watch = move || this.see_off(&failure);
         // Without a thread nothing is written here; the rank's own next call tries again.

@@ -233,7 +233,8 @@ pub(crate) trait Transport: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Tells the others that this rank leaves on purpose. Called once, after the last collective; never blocks.
+    /// Tells the others that this rank leaves on purpose. Called once, after the last collective; does not wait for
+    /// them, except up to 200 ms for each that has been deaf for so long that its connection is full.
     fn close(&self);
 }
 
