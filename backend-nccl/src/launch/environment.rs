@@ -1,4 +1,7 @@
-use super::{config::LaunchConfig, cores::threads_per_rank, protocol::Attempt, secret::SECRET_VARIABLE};
+use super::{
+    config::LaunchConfig, cores::threads_per_rank, protocol::Attempt, run::JOB_ID_DIGITS,
+    secret::SECRET_VARIABLE,
+};
 use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
@@ -82,7 +85,8 @@ fn identity(job: &Job, local_rank: usize) -> [(&'static str, String); 15] {
         (RESTART_COUNT_VARIABLE, attempt.restart.to_string()),
         ("TORCHELASTIC_RESTART_COUNT", attempt.restart.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", attempt.max_restarts.to_string()),
-        ("TORCHELASTIC_RUN_ID", attempt.run_id.clone()),
+        // As under torchrun, it outlives a restart: ranks tell by it whether a run folder is of their own job.
+        ("TORCHELASTIC_RUN_ID", attempt.run_id.chars().take(JOB_ID_DIGITS).collect()),
     ]
 }
 

@@ -30,7 +30,8 @@
 //! | `ROLE_RANK`, `ROLE_WORLD_SIZE` | the same as `RANK` and `WORLD_SIZE`: all ranks have one role |
 //! | `GROUP_RANK` | the node's number |
 //! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 serves the rendezvous |
-//! | `BURN_NCCL_RUN_ID`, `TORCHELASTIC_RUN_ID` | 32 hexadecimal digits, new for each start of the ranks |
+//! | `BURN_NCCL_RUN_ID` | 32 hexadecimal digits, new for each start of the ranks |
+//! | `TORCHELASTIC_RUN_ID` | the first 16 of them, which all starts of a job share |
 //! | `BURN_NCCL_SECRET` | 64 hexadecimal digits that the ranks prove to each other, new for each start |
 //! | `BURN_NCCL_RESTART_COUNT`, `TORCHELASTIC_RESTART_COUNT` | how often the ranks were started before: [`restart_count`] |
 //! | `TORCHELASTIC_MAX_RESTARTS` | how often they may be started again |

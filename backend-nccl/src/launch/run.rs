@@ -20,6 +20,8 @@ use std::time::Instant;
 
 /// Digits of a run id, of the 64 that are drawn.
 const RUN_ID_DIGITS: usize = 32;
+/// Digits at its start that are the same for all starts of a job.
+pub(super) const JOB_ID_DIGITS: usize = 16;
 
 /// Starts the ranks of `config` on this node and returns when the job has ended on all of them; see the
 /// [module](super).
@@ -104,12 +106,18 @@ fn coordinator(config: &LaunchConfig, port: Option<u16>) -> Coordinator {
         Plan { nnodes: config.nnodes, max_restarts: config.max_restarts, timeout: config.rendezvous_timeout };
     let address = config.master_addr.clone();
     let mut held: Option<MasterPort> = None;
+    let mut job_id: Option<String> = None;
     let supply: Supply = Box::new(move || {
         // The same port may be asked for again.
         held.take();
         let master_port = held.insert(MasterPort::reserve(&address, port)?).number;
-        let mut run_id = random_hex()?;
-        run_id.truncate(RUN_ID_DIGITS);
+        // The first half is the job's and stays, the second is this start's.
+        let digits = |count| random_hex().map(|digits| digits[..count].to_owned());
+        let job_id = match &job_id {
+            Some(job_id) => job_id.clone(),
+            None => job_id.insert(digits(JOB_ID_DIGITS)?).clone(),
+        };
+        let run_id = job_id + &digits(RUN_ID_DIGITS - JOB_ID_DIGITS)?;
         Ok(Supplies { run_id, seed: random_hex()?, master_port })
     });
     Coordinator::new(plan, supply, Instant::now())
