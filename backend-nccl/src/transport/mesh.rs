@@ -10,10 +10,13 @@ use crate::{
     Error, Result,
     deadline::Deadline,
     rendezvous::{Admission, Hello, Identity, Refusal, Rendezvous, Role, address_key, call, listen},
+    transport::control::Control,
 };
 
 /// How long one look at the listener may take before the deadline is looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// How long a rank is called before this one looks whether it is still there.
+const SLICE: Duration = Duration::from_secs(5);
 
 /// Where the ranks of a group are.
 #[derive(Debug)]
@@ -116,13 +119,17 @@ impl Mesh {
 impl Connecting {
     /// Makes a connection for `role` to each of `peers`, all of which do the same, and returns them in rank order.
     ///
+    /// With `control`, a rank that has failed or died ends it at once: nobody would answer for it.
+    ///
     /// # Errors
     ///
-    /// [`Error::Connect`], [`Error::Refused`] or [`Error::MissingRanks`] by the deadline.
+    /// [`Error::Connect`], [`Error::Refused`] or [`Error::MissingRanks`] by the deadline; [`Error::SetUp`] with what
+    /// `control` knows.
     pub(crate) fn connect(
         &mut self,
         role: Role,
         peers: &[usize],
+        control: Option<&Control>,
         deadline: Deadline,
     ) -> Result<Vec<(usize, TcpStream)>> {
         let own = self.identity.rank;
@@ -130,7 +137,21 @@ impl Connecting {
         for &peer in peers.iter().filter(|peer| **peer < own) {
             let (host, port) = &self.places[peer];
             let hello = Hello::new(self.identity, role, peer)?;
-            let stream = call((host, *port), &format!("rank {peer}"), &hello, deadline)?;
+            let target = format!("rank {peer}");
+            let stream = loop {
+                let slice = match control {
+                    Some(_) => Deadline::after(deadline.remaining_at_most(SLICE)),
+                    None => deadline,
+                };
+                match call((host, *port), &target, &hello, slice) {
+                    Err(Error::Connect { .. }) if !deadline.expired() => self.check(control)?,
+                    Err(Error::Connect { rank, target, address, last, .. }) => {
+                        let waited = deadline.elapsed();
+                        return Err(Error::Connect { rank, target, address, waited, last });
+                    }
+                    outcome => break outcome?,
+                }
+            };
             connections.push((peer, stream));
         }
         loop {
@@ -152,10 +173,21 @@ impl Connecting {
                 let (world_size, address) = (self.places.len(), self.address.clone());
                 return Err(Error::MissingRanks { missing, world_size, address, waited: deadline.elapsed() });
             }
+            self.check(control)?;
             self.admit(deadline.remaining_at_most(TICK));
         }
         connections.sort_by_key(|(rank, _)| *rank);
         Ok(connections)
+    }
+
+    /// Whether all ranks are still there, as far as that is known.
+    fn check(&self, control: Option<&Control>) -> Result<()> {
+        match control.and_then(|control| control.failure_within(Duration::ZERO)) {
+            None => Ok(()),
+            Some(failure) => {
+                Err(Error::SetUp { rank: self.identity.rank, world_size: self.places.len(), failure })
+            }
+        }
     }
 
     fn admit(&mut self, wait: Duration) {

@@ -74,7 +74,7 @@ impl Start<'_> {
             return Ok(Box::new(mpi::connect(&ranks, tag, self.control, self.deadline)?));
         }
         let others: Vec<usize> = (0..self.control.world_size()).filter(|rank| *rank != own).collect();
-        let connections = self.connecting.connect(Role::Data, &others, self.deadline)?;
+        let connections = self.connecting.connect(Role::Data, &others, Some(self.control), self.deadline)?;
         let tcp = Tcp::new(tag, connections, self.control).map_err(|failure| self.failed(failure))?;
         Ok(Box::new(tcp))
     }

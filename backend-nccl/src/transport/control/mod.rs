@@ -193,6 +193,20 @@ impl Control {
         })
     }
 
+    /// Why the group cannot be set up: the first rank that has failed, left or died, if one does within `grace`.
+    pub(crate) fn failure_within(&self, grace: Duration) -> Option<Failure> {
+        let grace = Deadline::after(grace);
+        loop {
+            let others = (0..self.world_size()).filter(|peer| *peer != self.rank());
+            let obstacle = || others.into_iter().find_map(|peer| self.obstacle(peer, u64::MAX));
+            let failure = self.failure().or_else(|| self.told()).or_else(obstacle);
+            if failure.is_some() || grace.expired() {
+                return failure;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Notes that this rank has finished the collective `sequence`.
     pub(crate) fn complete(&self, sequence: u64) {
         self.shared.next.store(sequence.saturating_add(1), Ordering::Release);

@@ -1,8 +1,11 @@
 //! Making the segments and opening each other's: all ranks can, or none uses them.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering, fence},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering, fence},
+    },
+    time::Duration,
 };
 
 use nix::{
@@ -24,6 +27,9 @@ use crate::{deadline::Deadline, failure::Failure, transport::control::Control};
 /// The address range of all segments of a group together, as far as the machine's memory does not bound it: more than a
 /// hundred groups fit what a process has. A buffer beyond a rank's part of it is an ordinary one.
 const ADDRESS_SPACE: usize = 1 << 40;
+
+/// How long the news of a rank's death may trail its segment's.
+const MEMBER_GRACE: Duration = Duration::from_millis(250);
 
 /// Where a rank's segment can be opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,6 +68,10 @@ pub(crate) fn connect(
     for &member in &members {
         let vote: Result<(), String> = decode(&votes[member]);
         if let Err(reason) = vote {
+            // A segment goes with its rank, whose end is the better reason and may be heard of a moment later.
+            if let Some(failure) = control.failure_within(MEMBER_GRACE) {
+                return Err(failure);
+            }
             return Ok(Err(format!("rank {member}: {reason}")));
         }
     }
