@@ -59,7 +59,13 @@ impl Core {
                 from: from.map(|rank| (rank, ticket.received)),
             },
         };
-        let signature = Signature { sequence: ticket.sequence, ..signature };
+        // The number stays that of the last collective, by which ranks tell who is behind; the sender is the message's.
+        let root = match operation {
+            Operation::Messages { to: Some(_), .. } => self.rank as u32,
+            Operation::Messages { from: Some(from), .. } => from as u32,
+            _ => signature.root,
+        };
+        let signature = Signature { sequence: ticket.sequence, root, ..signature };
         self.watchdog.recorder.enqueue(ticket.turn, signature, messages, site, Instant::now());
     }
 
@@ -75,7 +81,11 @@ impl Core {
         let recorder = &self.watchdog.recorder;
         recorder.start(ticket.turn, deadline.start());
         let sequence = ticket.sequence;
-        let signature = collective.signature(sequence);
+        let signature = match &collective {
+            Collective::Exchange { send: Some(message), dtype, .. } => message.signature(*dtype, self.rank),
+            Collective::Exchange { receive: Some(message), dtype, .. } => message.signature(*dtype),
+            collective => collective.signature(sequence),
+        };
         let (check, checksums) = (self.options.check, self.options.checksums);
         let call = Call { sequence, deadline, check, checksums, patience, part_of: None };
         let outcome = self.transport.execute(call, collective);

@@ -28,9 +28,11 @@ pub(crate) struct Recorder {
 
 #[derive(Debug)]
 struct Ring {
-    /// The operation of turn `n` is at `n % CAPACITY`, so that none is searched for.
+    /// Operation `n` in the order in which they were noted is at `n % CAPACITY`. Turns would leave holes: reserved places
+    /// that nobody uses.
     entries: Box<[Option<Entry>]>,
-    newest: u64,
+    /// How many were noted.
+    total: u64,
     /// The turn of the operation that runs, and of the last that ended well. One runs at a time.
     running: Option<u64>,
     finished: Option<u64>,
@@ -70,7 +72,7 @@ impl Recorder {
     pub(crate) fn new() -> Self {
         let ring = Ring {
             entries: vec![None; CAPACITY].into_boxed_slice(),
-            newest: 0,
+            total: 0,
             running: None,
             finished: None,
         };
@@ -89,8 +91,9 @@ impl Recorder {
         let (started, ended, failed) = (None, None, false);
         let entry = Entry { turn, signature, messages, site, enqueued: at, started, ended, failed };
         let mut ring = self.lock();
-        ring.newest = ring.newest.max(turn);
-        *ring.slot(turn) = Some(entry);
+        let at = (ring.total % CAPACITY as u64) as usize;
+        ring.entries[at] = Some(entry);
+        ring.total += 1;
     }
 
     /// Notes that it is the turn of an operation.
@@ -117,12 +120,13 @@ impl Recorder {
 
     /// The operations that are kept, oldest first, and how many there were in all.
     pub(crate) fn operations(&self) -> (Vec<Operation>, u64) {
-        let mut ring = self.lock();
-        let newest = ring.newest;
-        let oldest = newest.saturating_sub(CAPACITY as u64 - 1).max(1);
-        let entries: Vec<Entry> = (oldest..=newest).filter_map(|n| ring.entry(n).copied()).collect();
+        let ring = self.lock();
+        let (mut entries, total): (Vec<Entry>, _) =
+            (ring.entries.iter().flatten().copied().collect(), ring.total);
         drop(ring);
-        (entries.iter().map(|entry| self.operation(entry)).collect(), newest)
+        // A job notes what it runs when it runs, behind operations that come after it.
+        entries.sort_unstable_by_key(|entry| entry.turn);
+        (entries.iter().map(|entry| self.operation(entry)).collect(), total)
     }
 
     /// The operation that another rank knows by this signature, if it is still kept. That of a message is its sender's
@@ -151,10 +155,8 @@ impl Recorder {
         let at = |ring: &mut Ring, turn: Option<u64>| turn.and_then(|n| ring.entry(n).copied());
         let (running, finished) = (ring.running, ring.finished);
         let (pending, finished) = (at(&mut ring, running), at(&mut ring, finished));
-        let oldest = ring.newest.saturating_sub(CAPACITY as u64 - 1).max(1);
-        let newest = ring.newest;
-        let waits = |entry: &Entry| entry.started.is_none() && entry.ended.is_none();
-        let queued = (oldest..=newest).rev().map_while(|n| ring.entry(n).copied().filter(waits)).count();
+        let waits = |entry: &&Entry| entry.started.is_none() && entry.ended.is_none();
+        let queued = ring.entries.iter().flatten().filter(waits).count();
         drop(ring);
         Position {
             finished: finished.map(|entry| self.operation(&entry)),
@@ -201,13 +203,11 @@ impl Recorder {
 }
 
 impl Ring {
-    fn slot(&mut self, turn: u64) -> &mut Option<Entry> {
-        &mut self.entries[(turn % CAPACITY as u64) as usize]
-    }
-
-    /// The entry of this turn, unless a later one has taken its place.
+    /// The entry of this turn, if it is still kept. Looks from the newest on, behind which only what waits is.
     fn entry(&mut self, turn: u64) -> Option<&mut Entry> {
-        self.slot(turn).as_mut().filter(|entry| entry.turn == turn)
+        let (newer, older) = self.entries.split_at_mut((self.total % CAPACITY as u64) as usize);
+        let newest_first = newer.iter_mut().rev().chain(older.iter_mut().rev());
+        newest_first.flatten().find(|entry| entry.turn == turn)
     }
 }
 
@@ -299,10 +299,20 @@ mod tests {
     fn an_end_of_an_operation_that_is_no_longer_kept_changes_no_other() {
         let recorder = Recorder::new();
         enqueue(&recorder, 1, Instant::now());
-        run(&recorder, 1 + CAPACITY as u64, false);
+        (2..=1 + CAPACITY as u64).for_each(|turn| run(&recorder, turn, false));
         recorder.start(1, Instant::now());
         recorder.end(1, Instant::now(), true);
-        assert_eq!(recorder.at(1 + CAPACITY as u64).unwrap().state, State::Done);
+        assert!(recorder.at(1).is_none());
+        assert!(recorder.operations().0.iter().all(|operation| operation.state == State::Done));
+    }
+
+    #[test]
+    fn places_that_nobody_uses_are_no_operations_and_cost_none() {
+        let recorder = Recorder::new();
+        (0..1200).for_each(|job| run(&recorder, 1 + 2 * job, false));
+        let (operations, total) = recorder.operations();
+        assert_eq!((operations.len(), total), (CAPACITY, 1200));
+        assert_eq!(operations[0].signature.sequence, 1 + 2 * 200);
     }
 
     /// What one operation costs, clocks included. Printed rather than asserted: a busy machine is no failure.
