@@ -1,6 +1,7 @@
 //! How the ranks of a group reach each other: each calls the lower ranks and is called by the higher ones.
 
 use std::{
+    io::ErrorKind,
     net::{IpAddr, TcpListener, TcpStream},
     sync::Arc,
     time::Duration,
@@ -9,6 +10,7 @@ use std::{
 use crate::{
     Error, Result,
     deadline::Deadline,
+    failure::Failure,
     rendezvous::{Admission, Hello, Identity, Refusal, Rendezvous, Role, address_key, call, listen},
     transport::control::Control,
 };
@@ -174,6 +176,11 @@ impl Connecting {
                 return Err(Error::MissingRanks { missing, world_size, address, waited: deadline.elapsed() });
             }
             self.check(control)?;
+            if let Some(&(rank, _)) = connections.iter().find(|(_, stream)| has_ended(stream)) {
+                // Whoever is missing may be trying to reach that rank, which nobody will.
+                let detail = "its connection ended while the group was set up".to_owned();
+                return Err(self.set_up(Failure::PeerLost { rank, detail }));
+            }
             self.admit(deadline.remaining_at_most(TICK));
         }
         connections.sort_by_key(|(rank, _)| *rank);
@@ -184,10 +191,12 @@ impl Connecting {
     fn check(&self, control: Option<&Control>) -> Result<()> {
         match control.and_then(|control| control.failure_within(Duration::ZERO)) {
             None => Ok(()),
-            Some(failure) => {
-                Err(Error::SetUp { rank: self.identity.rank, world_size: self.places.len(), failure })
-            }
+            Some(failure) => Err(self.set_up(failure)),
         }
+    }
+
+    fn set_up(&self, failure: Failure) -> Error {
+        Error::SetUp { rank: self.identity.rank, world_size: self.places.len(), failure }
     }
 
     fn admit(&mut self, wait: Duration) {
@@ -204,6 +213,17 @@ impl Connecting {
         });
         self.called.extend(admitted.iter().map(|(_, hello)| (hello.identity.rank, hello.role)));
         self.early.extend(admitted);
+    }
+}
+
+/// Whether the other side has closed a connection on which nothing has been sent yet.
+fn has_ended(stream: &TcpStream) -> bool {
+    if stream.set_nonblocking(true).is_err() {
+        return true;
+    }
+    match stream.peek(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
     }
 }
 

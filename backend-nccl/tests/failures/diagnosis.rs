@@ -127,7 +127,7 @@ fn the_record_has_every_operation_with_its_line_its_times_and_its_state() {
             [
                 "all_reduce #1 (max of 12 bytes of i32)".to_owned(),
                 "broadcast #2 (5 bytes of u8 from rank 1)".to_owned(),
-                format!("message #2 (8 bytes of f32 from rank {})", 1 - rank),
+                format!("message #2 (8 bytes of f32 from rank {rank})"),
                 "all_gather #3 (8 bytes of u8)".to_owned(),
                 "all_gather #4 (3 bytes of u8)".to_owned(),
             ]
