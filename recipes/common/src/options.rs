@@ -192,7 +192,7 @@ pub struct DistributedOptions {
     #[arg(long, value_name = "X", value_parser = positive)]
     pub bucket_mb: Option<f64>,
 
-    /// How gradients travel: f32, f16, bf16 or powersgd[:RANK[:START]], which sends approximations of a RANK (1) after START
+    /// How gradients travel: f32, f16, bf16 or `powersgd[:RANK[:START]]`, which sends approximations of a RANK (1) after START
     /// steps (100)
     #[arg(long, value_name = "HOW", default_value_t)]
     pub wire: Wire,
