@@ -41,7 +41,3 @@ fn publish(folder: &Path, record: &FlightRecord) -> std::io::Result<PathBuf> {
     }
     written.map(|()| path)
 }
-
-pub(super) fn host_name() -> String {
-    nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned())
-}

@@ -43,12 +43,11 @@ impl ProcessGroup {
             local_world_size: inner.local_world_size,
         };
         let options = core.options.clone();
+        let name = |split, color| format!("{}.{split}-{color}", self.name());
         let Some(mesh) = core.transport.mesh() else {
             let split = inner.splits.fetch_add(1, Ordering::Relaxed);
-            let part = |color| {
-                let name = format!("{}.{split}-{color}", self.name());
-                Self::new(name, Box::new(Single::default()), place(0, 1), options)
-            };
+            let part =
+                |color| Self::new(name(split, color), Box::new(Single::default()), place(0, 1), options);
             return Ok(color.map(part));
         };
         let (listener, port) = match mesh.listen() {
@@ -64,7 +63,7 @@ impl ProcessGroup {
         let Some(listener) = listener else { unreachable!("a rank without a listener is not a member") };
         let wish = options.wish(core.rank)?;
         let label = format!("{split}/{color}");
-        let name = format!("{}.{split}-{color}", self.name());
+        let name = name(split, color);
         let Some((mesh, connecting)) = mesh.part(&label, &members, listener) else {
             unreachable!("this rank has chosen this color")
         };

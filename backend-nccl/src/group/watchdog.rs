@@ -19,7 +19,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     failure::{CallSites, Failure},
-    rendezvous::flight_record_folder,
+    rendezvous::{flight_record_folder, host_name},
     transport::{MAX_ACCOUNT_BYTES, OpKind, Signature, Witness, control::Control},
 };
 
@@ -80,7 +80,7 @@ impl Watchdog {
             rank: self.rank,
             world_size: self.world_size,
             transport: self.transport.to_owned(),
-            host: flight::host_name(),
+            host: host_name(),
             process_id: std::process::id(),
             written_at: self.recorder.seconds(Instant::now()),
             failure,

@@ -93,7 +93,7 @@ impl<'a> Agent<'a> {
     }
 
     fn lost(&self, why: String) -> LaunchError {
-        let address = format!("{}:{}", self.config.master_addr, self.config.coordinator_port());
+        let address = self.config.coordinator_address();
         LaunchError::CoordinatorLost { address, why }
     }
 }

@@ -21,7 +21,7 @@ impl Coordinator {
         let ends = run.nodes.into_iter().filter_map(|node| node.end).flat_map(|end| end.ends).collect();
         let outcome = Outcome::judge(ends, run.interrupted, self.plan.nnodes);
         match outcome {
-            Outcome::Failed(failure) if self.restarts < self.plan.max_restarts => {
+            Outcome::Failed(failure) if self.earlier.len() < self.plan.max_restarts => {
                 let hopeless = failure.hopeless();
                 let given_up = hopeless.or_else(|| run.is_signalled.then(|| "a signal came".to_owned()));
                 match given_up {
@@ -35,8 +35,7 @@ impl Coordinator {
 
     /// Starts over, as soon as all nodes are there.
     fn restart(&mut self, failure: Box<Failure>, now: Instant) -> Vec<Command> {
-        self.restarts += 1;
-        let (restart, of) = (self.restarts, self.plan.max_restarts);
+        let (restart, of) = (self.earlier.len() + 1, self.plan.max_restarts);
         let line = failure.line();
         let cause = failure.cause();
         let missing = self.missing();

@@ -1,5 +1,5 @@
 use super::error::LaunchError;
-use crate::rendezvous::Secret;
+use crate::rendezvous::{Secret, join_host_port};
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 /// Time between `SIGTERM` and `SIGKILL` when nothing else is asked for, the same as `torchrun`'s.
@@ -143,6 +143,11 @@ impl LaunchConfig {
     /// Where the launchers of several nodes meet.
     pub(super) fn coordinator_port(&self) -> u16 {
         self.master_port.unwrap_or(DEFAULT_COORDINATOR_PORT)
+    }
+
+    /// That place, for messages.
+    pub(super) fn coordinator_address(&self) -> String {
+        join_host_port(&self.master_addr, self.coordinator_port())
     }
 
     /// Refuses a configuration that cannot work or has a part without effect.

@@ -74,7 +74,8 @@ pub(super) fn connect(config: &LaunchConfig, host: &str, signals: &Signals) -> R
         };
         let waited = start.elapsed();
         if waited >= config.rendezvous_timeout {
-            let (node, address, seconds) = (config.node_rank, address(config), waited.as_secs_f64());
+            let (node, address, seconds) =
+                (config.node_rank, config.coordinator_address(), waited.as_secs_f64());
             return Err(LaunchError::Unreachable { node, address, seconds, source: why });
         }
         let left = config.rendezvous_timeout - waited;
@@ -90,12 +91,12 @@ pub(super) fn connect(config: &LaunchConfig, host: &str, signals: &Signals) -> R
 }
 
 fn refused(config: &LaunchConfig, reason: String) -> LaunchError {
-    LaunchError::Refused { node: config.node_rank, address: address(config), reason }
+    LaunchError::Refused { node: config.node_rank, address: config.coordinator_address(), reason }
 }
 
 /// Tells the user what the launcher waits for.
 fn tell(config: &LaunchConfig, why: &io::Error, left: Duration) {
-    let (node, address, seconds) = (config.node_rank, address(config), left.as_secs_f64());
+    let (node, address, seconds) = (config.node_rank, config.coordinator_address(), left.as_secs_f64());
     show(&format!(
         "note: node {node} has not reached node 0 at {address} yet: {why}; it tries for at most {seconds:.0} s more"
     ));
@@ -104,10 +105,6 @@ fn tell(config: &LaunchConfig, why: &io::Error, left: Duration) {
 /// Time after which node 0 has noticed that this node's own old connection is silent, where its place is taken by that.
 fn time_to_be_missed(config: &LaunchConfig) -> Duration {
     config.heartbeat_timeout + heartbeat_interval(config.heartbeat_timeout) + Duration::from_secs(1)
-}
-
-fn address(config: &LaunchConfig) -> String {
-    format!("{}:{}", config.master_addr, config.coordinator_port())
 }
 
 /// Why node 0 did not take this launcher.

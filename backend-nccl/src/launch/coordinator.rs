@@ -42,7 +42,7 @@ pub(super) struct Coordinator {
     /// The nodes that are connected.
     nodes: Vec<Option<Newcomer>>,
     pub(super) phase: Phase,
-    pub(super) restarts: usize,
+    /// A line for each failure that the ranks were started again after.
     pub(super) earlier: Vec<String>,
     /// The outcome of the attempt before, while nodes are awaited for the next one.
     pub(super) last: Option<Outcome>,
@@ -72,7 +72,7 @@ impl Coordinator {
     pub(super) fn new(plan: Plan, supply: Supply, now: Instant) -> Self {
         let nodes = (0..plan.nnodes).map(|_| None).collect();
         let phase = Phase::Gathering { since: now, is_told: false };
-        Self { plan, supply, nodes, phase, restarts: 0, earlier: Vec::new(), last: None, error: None }
+        Self { plan, supply, nodes, phase, earlier: Vec::new(), last: None, error: None }
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -206,7 +206,7 @@ impl Coordinator {
         let world_size = nodes.iter().map(|node| node.nproc).sum();
         let order = |node: &Participant| {
             Order::Start(Attempt {
-                restart: self.restarts,
+                restart: self.earlier.len(),
                 max_restarts: self.plan.max_restarts,
                 run_id: supplies.run_id.clone(),
                 seed: supplies.seed.clone(),

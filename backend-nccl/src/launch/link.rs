@@ -56,7 +56,7 @@ impl Link {
             }
             Self::Connected(connected) => {
                 // The reader sees that the connection is broken, and why.
-                let _ = connected.wire.send(&news);
+                let _ = connected.peer.wire.send(&news);
             }
         }
     }
@@ -73,7 +73,7 @@ impl Link {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Alone(_) => None,
-            Self::Connected(connected) => Some(connected.wire.as_fd()),
+            Self::Connected(connected) => Some(connected.peer.wire.as_fd()),
         }
     }
 
@@ -92,10 +92,37 @@ impl Alone {
     }
 }
 
+/// A connection with another launcher, and when something last came on it.
+pub(super) struct Peer {
+    pub(super) wire: Wire,
+    heard_at: Instant,
+}
+
+impl Peer {
+    pub(super) fn new(wire: Wire) -> Self {
+        Self { wire, heard_at: Instant::now() }
+    }
+
+    /// Takes in what has come.
+    pub(super) fn fill(&mut self) {
+        if self.wire.fill() {
+            self.heard_at = Instant::now();
+        }
+    }
+
+    /// How the other side was lost, if it was: by the end of the connection, or by silence of this length.
+    pub(super) fn lost(&self, silence: Duration) -> Option<String> {
+        let silent = self.heard_at.elapsed();
+        match self.wire.closed() {
+            Some(why) => Some(why.to_owned()),
+            None => (silent > silence).then(|| no_sign_of_life(silent)),
+        }
+    }
+}
+
 /// A connection with the launcher of node 0.
 pub(super) struct Connected {
-    wire: Wire,
-    heard_at: Instant,
+    peer: Peer,
     /// Silence after which the coordinator is lost.
     silence: Duration,
     _heart: Heart,
@@ -104,29 +131,22 @@ pub(super) struct Connected {
 impl Connected {
     pub(super) fn new(wire: Wire, silence: Duration) -> std::io::Result<Self> {
         let heart = Heart::start(wire.sender(), heartbeat_interval(silence))?;
-        Ok(Self { wire, heard_at: Instant::now(), silence, _heart: heart })
+        Ok(Self { peer: Peer::new(wire), silence, _heart: heart })
     }
 
     fn next(&mut self) -> Option<Incoming> {
         // What came while this process was stopped is read before the time is looked at.
-        if self.wire.fill() {
-            self.heard_at = Instant::now();
-        }
-        while let Some(order) = self.wire.take::<Order>() {
+        self.peer.fill();
+        while let Some(order) = self.peer.wire.take::<Order>() {
             if order != Order::Heartbeat {
                 return Some(Incoming::Order(order));
             }
         }
-        let silent = self.heard_at.elapsed();
-        let why = match self.wire.closed() {
-            Some(why) => Some(why.to_owned()),
-            None => (silent > self.silence).then(|| no_sign_of_life(silent)),
-        };
-        why.map(Incoming::Lost)
+        self.peer.lost(self.silence).map(Incoming::Lost)
     }
 }
 
-pub(super) fn no_sign_of_life(silent: Duration) -> String {
+fn no_sign_of_life(silent: Duration) -> String {
     format!("no sign of life for {:.1} s", silent.as_secs_f64())
 }
 

@@ -16,6 +16,7 @@ use super::{
     watch::show,
     wire::Wire,
 };
+use crate::rendezvous::host_name;
 use std::time::Instant;
 
 /// Digits of a run id, of the 64 that are drawn.
@@ -121,10 +122,4 @@ fn coordinator(config: &LaunchConfig, port: Option<u16>) -> Coordinator {
         Ok(Supplies { run_id, seed: random_hex()?, master_port })
     });
     Coordinator::new(plan, supply, Instant::now())
-}
-
-/// This host's name, for messages.
-fn host_name() -> String {
-    let name = nix::unistd::gethostname().ok();
-    name.map_or_else(|| "unknown".to_owned(), |name| name.to_string_lossy().into_owned())
 }

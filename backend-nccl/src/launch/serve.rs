@@ -2,7 +2,7 @@ use super::{
     admission::refuse,
     coordinator::{Command, Coordinator},
     error::LaunchError,
-    link::{heartbeat_interval, no_sign_of_life},
+    link::{Peer, heartbeat_interval},
     members::Newcomer,
     protocol::{Answer, Hello, MAX_MESSAGE_BYTES, News, Order},
     report::seconds_since_epoch,
@@ -54,19 +54,13 @@ fn reason(error: Error) -> io::Error {
     }
 }
 
-/// A connected node.
-struct Node {
-    wire: Wire,
-    heard_at: Instant,
-}
-
 /// Serves the coordinator to the nodes of a job, on a thread of node 0's launcher.
 pub(super) struct Server {
     coordinator: Coordinator,
     listener: Socket,
     secret: Option<Secret>,
     silence: Duration,
-    nodes: Vec<Option<Node>>,
+    nodes: Vec<Option<Peer>>,
     strangers: Strangers,
     beaten_at: Instant,
 }
@@ -84,7 +78,7 @@ impl Server {
         let now = Instant::now();
         let commands = coordinator.join(0, nnodes, own.1).unwrap_or_default();
         let mut nodes: Vec<_> = (0..nnodes).map(|_| None).collect();
-        nodes[0] = Some(Node { wire: own.0, heard_at: now });
+        nodes[0] = Some(Peer::new(own.0));
         let strangers = Strangers::default();
         let mut server = Self { coordinator, listener, secret, silence, nodes, strangers, beaten_at: now };
         thread::Builder::new()
@@ -137,18 +131,12 @@ impl Server {
 
     fn read(&mut self, number: usize) {
         let Some(node) = &mut self.nodes[number] else { return };
-        if node.wire.fill() {
-            node.heard_at = Instant::now();
-        }
+        node.fill();
         let mut news = Vec::new();
         while let Some(heard) = node.wire.take::<News>() {
             news.push(heard);
         }
-        let silent = node.heard_at.elapsed();
-        let lost = match node.wire.closed() {
-            Some(why) => Some(why.to_owned()),
-            None => (silent > self.silence).then(|| no_sign_of_life(silent)),
-        };
+        let lost = node.lost(self.silence);
         let at = seconds_since_epoch();
         for heard in news {
             let commands = self.coordinator.hear(number, heard, at, Instant::now());
@@ -169,7 +157,7 @@ impl Server {
                 wire.allow(MAX_MESSAGE_BYTES);
                 // A node that cannot be told is found to be lost when it is read.
                 let _ = wire.send(&Answer::Welcome);
-                self.nodes[hello.node] = Some(Node { wire, heard_at: Instant::now() });
+                self.nodes[hello.node] = Some(Peer::new(wire));
                 self.act(commands);
             }
         }
@@ -203,7 +191,7 @@ impl Server {
             // Nobody is taken any more.
             while self.listener.accept().is_ok() {}
             for node in &mut self.nodes {
-                let has_left = |node: &mut Node| {
+                let has_left = |node: &mut Peer| {
                     node.wire.fill();
                     while node.wire.take::<News>().is_some() {}
                     node.wire.closed().is_some()

@@ -27,6 +27,7 @@ pub(crate) use environment::{debug_requested, flight_record_folder, transport_re
 pub(crate) use hello::{Hello, Identity, Role};
 pub(crate) use listen::{listen, listen_everywhere};
 pub use refusal::Refusal;
+pub(crate) use resolve::host_name;
 use server::StoreServer;
 pub(crate) use store::Store;
 

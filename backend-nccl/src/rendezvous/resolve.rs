@@ -29,6 +29,11 @@ fn within(
     })
 }
 
+/// This host's name, for people.
+pub(crate) fn host_name() -> String {
+    nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::{sync::mpsc, time::Duration};

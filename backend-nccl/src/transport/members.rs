@@ -38,6 +38,12 @@ impl Members {
         self.ranks[place]
     }
 
+    /// The ranks in order of their places, without this one.
+    pub(crate) fn others(&self) -> Vec<usize> {
+        let own = self.ranks[self.own];
+        self.ranks.iter().copied().filter(|rank| *rank != own).collect()
+    }
+
     /// The ranks in order of their places.
     pub(crate) fn ranks(&self) -> &[usize] {
         &self.ranks

@@ -233,3 +233,63 @@ fn port_of(listener: &TcpListener, address: &str) -> Result<(IpAddr, u16)> {
         local.map_err(|source| Error::Listen { address: address.to_owned(), source: Arc::new(source) })?;
     Ok((local.ip(), local.port()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Three ranks of one job on this host, which have not called each other yet.
+    fn three() -> [Connecting; 3] {
+        let listeners = [(); 3].map(|()| listen(Ipv4Addr::LOCALHOST.into(), 0).unwrap());
+        let port = |listener: &TcpListener| ("127.0.0.1".to_owned(), listener.local_addr().unwrap().port());
+        let places: Vec<(String, u16)> = listeners.iter().map(port).collect();
+        let mut rank = 0..3;
+        listeners.map(|listener| {
+            let mesh = Mesh {
+                identity: Identity::new(rank.next().unwrap(), 3, "job", None),
+                address: "here".to_owned(),
+                interface: Ipv4Addr::LOCALHOST.into(),
+                hosts: vec!["127.0.0.1".to_owned(); 3],
+                host_timeout: LIMIT,
+            };
+            mesh.connecting(places.clone(), listener)
+        })
+    }
+
+    fn lost(error: Error) -> usize {
+        match error {
+            Error::SetUp { failure: Failure::PeerLost { rank, .. }, .. } => rank,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn a_rank_that_dies_once_it_is_connected_is_named_to_who_waits_for_another() {
+        // Rank 2 never comes, as if it still tried to reach rank 0.
+        let [mut zero, mut one, _two] = three();
+        let dies = move || drop(zero.connect(Role::Control, &[1], None, Deadline::after(LIMIT)).unwrap());
+        let died = std::thread::spawn(dies);
+        let waiting = one.connect(Role::Control, &[0, 2], None, Deadline::after(LIMIT));
+        died.join().unwrap();
+        assert_eq!(lost(waiting.unwrap_err()), 0);
+    }
+
+    #[test]
+    fn who_calls_a_rank_that_has_died_hears_it_from_the_control_connections() {
+        let [zero, mut one, _two] = three();
+        // Nobody listens for rank 0 any more.
+        drop(zero);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        drop(listener.accept().unwrap());
+        let control = Control::start(1, 3, vec![(0, stream)], LIMIT).unwrap();
+        let start = std::time::Instant::now();
+        let error = one.connect(Role::Data, &[0, 2], Some(&control), Deadline::after(LIMIT)).unwrap_err();
+        assert_eq!(lost(error), 0);
+        assert!(start.elapsed() < LIMIT / 2, "the deadline was waited for");
+    }
+}

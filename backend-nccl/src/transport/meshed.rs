@@ -28,9 +28,8 @@ pub(crate) fn connect(
 ) -> Result<Meshed> {
     let (rank, world_size) = (mesh.identity.rank, mesh.identity.world_size);
     let all = Members::all(rank, world_size);
-    let others: Vec<usize> = (0..world_size).filter(|peer| *peer != rank).collect();
     let failed = |failure| Error::SetUp { rank, world_size, failure };
-    let connections = connecting.connect(Role::Control, &others, None, deadline)?;
+    let connections = connecting.connect(Role::Control, &all.others(), None, deadline)?;
     let control = Control::start(rank, world_size, connections, mesh.host_timeout).map_err(failed)?;
     let engine = start::start(&mesh, &control, &mut connecting, wish, deadline).inspect_err(|error| {
         // Otherwise the others would see this rank's end and take it for the cause.

@@ -4,6 +4,7 @@ mod buffer;
 mod buffers;
 mod choose;
 pub(crate) mod control;
+mod data;
 mod dtype;
 mod engine;
 mod frame;

@@ -7,6 +7,7 @@ use super::{
     engine::Engine,
     host,
     layered::Layered,
+    members::Members,
     mesh::Connecting,
     mpi, shm,
     tcp::Tcp,
@@ -69,11 +70,11 @@ impl Start<'_> {
 
     /// The engine between all ranks.
     fn across(&mut self, across: Across) -> Result<Box<dyn Engine>> {
-        let (own, tag) = (self.control.rank(), self.mesh.identity.tag());
+        let tag = self.mesh.identity.tag();
         if let Across::Mpi(ranks) = across {
             return Ok(Box::new(mpi::connect(&ranks, tag, self.control, self.deadline)?));
         }
-        let others: Vec<usize> = (0..self.control.world_size()).filter(|rank| *rank != own).collect();
+        let others = Members::all(self.control.rank(), self.control.world_size()).others();
         let connections = self.connecting.connect(Role::Data, &others, Some(self.control), self.deadline)?;
         let tcp = Tcp::new(tag, connections, self.control).map_err(|failure| self.failed(failure))?;
         Ok(Box::new(tcp))

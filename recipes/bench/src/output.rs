@@ -1,23 +1,10 @@
 //! Where results go.
 
 use std::fs;
-use std::io::{ErrorKind, Write};
 use std::path::Path;
 
+pub(crate) use recipe_common::output::print;
 use recipe_common::{RecipeError, Result};
-
-/// Writes `text` to stdout. A reader that has closed its end, such as `head`, has seen enough.
-pub(crate) fn print(text: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(RecipeError::failure(
-            "cannot write to the standard output",
-            error.to_string(),
-            "check where the output goes and that the disk has space",
-        )),
-        _ => Ok(()),
-    }
-}
 
 /// Writes a file where one is asked for.
 pub(crate) fn save(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {

@@ -48,6 +48,7 @@ pub mod metrics;
 mod mixed_precision;
 pub mod optimizer;
 pub mod options;
+pub mod output;
 mod ownership;
 pub mod parallel;
 pub mod parameters;

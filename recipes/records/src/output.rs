@@ -1,21 +1,6 @@
 //! What the user sees on stdout.
 
-use std::io::{ErrorKind, Write};
-
-use recipe_common::{RecipeError, Result};
-
-/// Writes `text` to stdout. A reader that has closed its end, such as `head`, has seen enough.
-pub(crate) fn print(text: &str) -> Result<()> {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(RecipeError::failure(
-            "cannot write to the standard output",
-            error.to_string(),
-            "check where the output goes and that the disk has space",
-        )),
-        _ => Ok(()),
-    }
-}
+pub(crate) use recipe_common::output::print;
 
 /// Text of a file, whose control characters could move the cursor or change colours.
 pub(crate) fn harmless(text: &str) -> String {

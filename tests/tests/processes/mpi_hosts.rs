@@ -50,7 +50,7 @@ impl TwoHosts {
                 format!("-n {name} link set lo up"),
             ]
         }));
-        commands.iter().all(|command| ip(command))
+        commands.iter().all(|command| network::ip(&command.split(' ').collect::<Vec<_>>()).is_ok())
     }
 
     /// The remote shell: enters the host's network and gives it a name, as a host has.
@@ -92,11 +92,6 @@ impl Drop for TwoHosts {
     fn drop(&mut self) {
         self.names.iter().for_each(|name| network::remove(name));
     }
-}
-
-fn ip(command: &str) -> bool {
-    let output = Command::new("ip").args(command.split(' ')).output();
-    output.is_ok_and(|output| output.status.success())
 }
 
 #[test]

@@ -23,7 +23,6 @@ pub(crate) struct Terms {
 pub(crate) struct Communicator {
     name: String,
     places: u64,
-    rank: usize,
     layouts: Arc<[BucketLayout]>,
     hook: Arc<Mutex<Box<dyn CommunicationHook>>>,
 }
@@ -49,7 +48,7 @@ impl Communicator {
             return Err(Error::CommunicationHookRefused { hook: name, reason: reason.into() });
         }
         let (layouts, hook) = (layouts.into(), Arc::new(Mutex::new(hook)));
-        Ok(Self { name, places, rank: group.rank(), layouts, hook })
+        Ok(Self { name, places, layouts, hook })
     }
 
     /// Starts to average a bucket, and takes its places in the order of collectives.
@@ -61,7 +60,7 @@ impl Communicator {
         terms: Terms,
     ) -> Work<Bytes> {
         let (layouts, hook) = (self.layouts.clone(), self.hook.clone());
-        let (name, rank) = (self.name.clone(), self.rank);
+        let (name, rank) = (self.name.clone(), group.rank());
         group.reserve_async(self.places, move |collectives| {
             let mut bucket = view(&layouts[index], &mut bytes, terms, &[]);
             let averaged = guarded(|| lock(&hook).average(&mut bucket, collectives));
@@ -85,7 +84,7 @@ impl Communicator {
         let mut views: Vec<GradientBucket<'_>> =
             parts.map(|((layout, bytes), used)| view(layout, bytes, terms, used)).collect();
         guarded(|| lock(&self.hook).finish(&mut views)).map_err(|error| {
-            let error = failed(self.name.clone(), "the end of a step".into(), self.rank, error);
+            let error = failed(self.name.clone(), "the end of a step".into(), group.rank(), error);
             group.abort(&error.to_string());
             error
         })

@@ -197,9 +197,7 @@ impl Control {
     pub(crate) fn failure_within(&self, grace: Duration) -> Option<Failure> {
         let grace = Deadline::after(grace);
         loop {
-            let others = (0..self.world_size()).filter(|peer| *peer != self.rank());
-            let obstacle = || others.into_iter().find_map(|peer| self.obstacle(peer, u64::MAX));
-            let failure = self.failure().or_else(|| self.told()).or_else(obstacle);
+            let failure = self.obstacle_among(None, 0..self.world_size()).map(Obstacle::failure);
             if failure.is_some() || grace.expired() {
                 return failure;
             }

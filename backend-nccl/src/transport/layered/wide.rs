@@ -12,24 +12,25 @@ pub(super) fn needs_width(dtype: DType, op: ReduceOp) -> bool {
 
 /// Every element of a half type as f32, which holds each of them.
 pub(super) fn widen(dtype: DType, bytes: &[u8]) -> Vec<u8> {
-    let value: fn([u8; 2]) -> f32 = match dtype {
-        DType::BF16 => |bytes| bf16::from_ne_bytes(bytes).to_f32(),
-        _ => |bytes| f16::from_ne_bytes(bytes).to_f32(),
-    };
     let mut wide = vec![0; 2 * bytes.len()];
-    let elements = bytes.as_chunks().0.iter().zip(wide.as_chunks_mut().0);
-    elements.for_each(|(narrow, wide)| *wide = value(*narrow).to_ne_bytes());
+    match dtype {
+        DType::BF16 => each(bytes, &mut wide, |half| bf16::from_ne_bytes(half).to_f32().to_ne_bytes()),
+        _ => each(bytes, &mut wide, |half| f16::from_ne_bytes(half).to_f32().to_ne_bytes()),
+    }
     wide
 }
 
 /// Rounds every element to the nearest of a half type.
 pub(super) fn narrow(dtype: DType, wide: &[u8], bytes: &mut [u8]) {
-    let rounded: fn(f32) -> [u8; 2] = match dtype {
-        DType::BF16 => |value| bf16::from_f32(value).to_ne_bytes(),
-        _ => |value| f16::from_f32(value).to_ne_bytes(),
-    };
-    let elements = wide.as_chunks().0.iter().zip(bytes.as_chunks_mut().0);
-    elements.for_each(|(wide, narrow)| *narrow = rounded(f32::from_ne_bytes(*wide)));
+    match dtype {
+        DType::BF16 => each(wide, bytes, |sum| bf16::from_f32(f32::from_ne_bytes(sum)).to_ne_bytes()),
+        _ => each(wide, bytes, |sum| f16::from_f32(f32::from_ne_bytes(sum)).to_ne_bytes()),
+    }
+}
+
+fn each<const A: usize, const B: usize>(from: &[u8], to: &mut [u8], convert: impl Fn([u8; A]) -> [u8; B]) {
+    let elements = from.as_chunks().0.iter().zip(to.as_chunks_mut().0);
+    elements.for_each(|(from, to)| *to = convert(*from));
 }
 
 #[cfg(test)]

@@ -105,16 +105,16 @@ fn own_addresses() -> Result<Vec<IpAddr>, Fault> {
 /// Every rank's record, in rank order.
 fn collect(library: &Library, own: &Record, deadline: Deadline) -> Result<Vec<Record>, Fault> {
     // MPI may write to them after the deadline, so they are given up then.
-    let send = own.encode().leak();
-    let recv = vec![0; RECORD_BYTES * library.size].leak();
+    let send = Box::leak(own.encode().into_boxed_slice());
+    let recv = Box::leak(vec![0; RECORD_BYTES * library.size].into_boxed_slice());
     // SAFETY: neither is freed before the request is complete, and nobody looks at them until then.
     let request = unsafe { library.comm.all_gather(&Turn::wait(ACTION)?, send, recv) }?;
     library::wait(request, ACTION, deadline)?;
     let records = recv.chunks_exact(RECORD_BYTES).map(Record::decode).collect::<Option<_>>();
-    // SAFETY: both came from vectors of just these lengths, and MPI has let go of them.
+    // SAFETY: both came from boxes, and MPI has let go of them.
     unsafe {
-        drop(Vec::from_raw_parts(send.as_mut_ptr(), send.len(), send.len()));
-        drop(Vec::from_raw_parts(recv.as_mut_ptr(), recv.len(), recv.len()));
+        drop(Box::from_raw(send));
+        drop(Box::from_raw(recv));
     }
     records.ok_or_else(|| Fault::ours(ACTION, "a rank sent none; build all ranks from one version"))
 }
@@ -160,8 +160,6 @@ impl Record {
         }
         let mut bytes = text.into_bytes();
         bytes.resize(RECORD_BYTES, 0);
-        // A vector that is given up and taken back must own no more than its length.
-        bytes.shrink_to_fit();
         bytes
     }
 

@@ -7,7 +7,6 @@
 use super::{
     Mpi,
     checked::{Fault, Turn},
-    data::Data,
     lane::{Due, Lane},
     pause::Pause,
     transfers::{Completed, Pool, Purpose, SMALL_BYTES, Transfers},
@@ -17,6 +16,7 @@ use crate::{
     transport::{
         Call, Collective, Signature,
         control::{Control, Watch},
+        data::Data,
         frame::HEADER_BYTES,
         members::Members,
     },
@@ -265,8 +265,7 @@ impl<'a> Exchange<'a> {
         let awaits_all = self.is_common && self.headers_due > 0;
         self.watch.look(|| {
             if awaits_all {
-                let own = among.rank(among.own());
-                return among.ranks().iter().copied().filter(|rank| *rank != own).collect();
+                return among.others();
             }
             let lanes = lanes.iter_mut();
             lanes.filter_map(|lane| (!lane.finished()).then_some(lane.rank)).collect()

@@ -11,7 +11,7 @@ use super::{
     Shm,
     layout::{Layout, Progress, ROUNDS, part_bytes},
     post::{Location, Post},
-    shape::{Shape, Work},
+    shape::Shape,
     wait::{Behind, Wait},
 };
 use crate::{failure::Failure, transport::reduce::fold_into};
@@ -75,7 +75,7 @@ impl<'a> Rounds<'a> {
         let longest = shape.longest();
         let chunk = if is_staged { part_bytes(shape.parts()) } else { longest.max(1) };
         let count = longest.div_ceil(chunk) as u64;
-        let folds = shape.work != Work::Copy;
+        let folds = shape.reduction.is_some();
         Self { shm, shape, own, members, posts, buffers, chunk, count, folds, is_staged }
     }
 
@@ -183,7 +183,7 @@ impl<'a> Rounds<'a> {
 
     /// Folds a round of this rank's share, and writes it wherever it belongs.
     fn fold(&self, round: u64) {
-        let Work::Fold { dtype, op } = self.shape.work else { return };
+        let Some((dtype, op)) = self.shape.reduction else { return };
         let piece = self.cut(self.shape.piece(self.own, self.own), round);
         let sources: Vec<*const u8> = (0..self.members.len()).map(|from| self.piece(from, round).0).collect();
         let start = self.shape.landing(self.own, self.own) + self.chunk * round as usize;

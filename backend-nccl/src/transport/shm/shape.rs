@@ -7,20 +7,12 @@ use std::ops::Range;
 use super::layout::INLINE_BYTES;
 use crate::transport::{Collective, DType, ReduceOp, plan::share};
 
-/// What becomes of the pieces that a rank reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
-    /// They are versions of one piece.
-    Fold { dtype: DType, op: ReduceOp },
-    /// Each has its own place.
-    Copy,
-}
-
 /// The layout of one collective, the same on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) ranks: usize,
-    pub(super) work: Work,
+    /// How the pieces that a rank reads are versions of one; without it each has its own place.
+    pub(super) reduction: Option<(DType, ReduceOp)>,
     kind: Kind,
     /// Bytes of the buffer, or of one rank's part where there are parts.
     bytes: usize,
@@ -50,30 +42,28 @@ enum Kind {
 
 impl Shape {
     pub(super) fn new(collective: &Collective<'_>, ranks: usize) -> Self {
-        let (kind, bytes, dtype, op) = match collective {
-            Collective::AllReduce { buffer, dtype, op } => {
+        let (kind, bytes, dtype) = match collective {
+            Collective::AllReduce { buffer, dtype, .. } => {
                 let kind = if buffer.len() <= INLINE_BYTES { Kind::Direct } else { Kind::AllReduce };
-                (kind, buffer.len(), *dtype, Some(*op))
+                (kind, buffer.len(), *dtype)
             }
-            Collective::ReduceScatter { recv, dtype, op, .. } => {
-                (Kind::ReduceScatter, recv.len(), *dtype, Some(*op))
-            }
-            Collective::AllGather { send, dtype, .. } => (Kind::AllGather, send.len(), *dtype, None),
+            Collective::ReduceScatter { recv, dtype, .. } => (Kind::ReduceScatter, recv.len(), *dtype),
+            Collective::AllGather { send, dtype, .. } => (Kind::AllGather, send.len(), *dtype),
             Collective::Broadcast { buffer, dtype, root } => {
-                (Kind::Broadcast { root: *root }, buffer.len(), *dtype, None)
+                (Kind::Broadcast { root: *root }, buffer.len(), *dtype)
             }
             Collective::Gather { send, dtype, root, .. } => {
-                (Kind::Gather { root: *root }, send.len(), *dtype, None)
+                (Kind::Gather { root: *root }, send.len(), *dtype)
             }
             Collective::Scatter { recv, dtype, root, .. } => {
-                (Kind::Scatter { root: *root }, recv.len(), *dtype, None)
+                (Kind::Scatter { root: *root }, recv.len(), *dtype)
             }
-            Collective::AllToAll { send, dtype, .. } => (Kind::AllToAll, send.len() / ranks, *dtype, None),
+            Collective::AllToAll { send, dtype, .. } => (Kind::AllToAll, send.len() / ranks, *dtype),
             // Messages have no common layout.
-            Collective::Barrier | Collective::Exchange { .. } => (Kind::Nothing, 0, DType::U8, None),
+            Collective::Barrier | Collective::Exchange { .. } => (Kind::Nothing, 0, DType::U8),
         };
-        let work = op.map_or(Work::Copy, |op| Work::Fold { dtype, op });
-        Self { ranks, work, kind, bytes, element_bytes: dtype.size_bytes() }
+        let reduction = collective.reduction();
+        Self { ranks, reduction, kind, bytes, element_bytes: dtype.size_bytes() }
     }
 
     /// The bytes of the source of `from` that `to` reads.

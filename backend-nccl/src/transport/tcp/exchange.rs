@@ -17,17 +17,17 @@ use crate::{
     deadline::Deadline,
     failure::Failure,
     transport::{
-        Call, Collective, DType, ReduceOp, Signature,
-        buffers::Buffers,
+        Call, Collective, Signature,
         control::{Control, Watch},
+        data::Data,
         members::Members,
-        plan::{CHUNK_BYTES, Phase, Piece, Plan},
-        reduce::fold,
+        plan::{CHUNK_BYTES, Phase},
     },
 };
 
 /// How long the reason may trail the end of a data connection: they are different connections, so order is not given.
 const REASON_GRACE: Duration = Duration::from_millis(250);
+
 /// Who takes part, and over what.
 #[derive(Clone, Copy)]
 pub(super) struct Parties<'a> {
@@ -53,17 +53,13 @@ struct Exchange<'a> {
     /// What this rank must hear from the others.
     expected: Signature,
     header: [u8; header::BYTES],
-    plan: Plan,
-    reduction: Option<(DType, ReduceOp)>,
-    buffers: Buffers<'a>,
+    data: Data<'a>,
     lanes: Vec<Lane>,
     /// Whether all members run this together, so that its sequence number means the same to them.
     is_common: bool,
     /// Headers that have not arrived.
     headers_due: usize,
-    /// Bytes of this rank's own part that are final and may be sent on.
-    ready: usize,
-    /// Peers whose version of the chunk at `ready` has arrived.
+    /// Peers whose version of the chunk at `data.ready` has arrived.
     arrived: usize,
     watch: Watch<'a>,
 }
@@ -72,22 +68,16 @@ impl<'a> Exchange<'a> {
     fn new(parties: Parties<'a>, peers: &'a mut [Peer], call: Call, collective: Collective<'a>) -> Self {
         let Parties { tcp, among, .. } = parties;
         let place = among.own();
-        let plan = Plan::new(&collective, place, among.len());
         let is_common = collective.is_common();
         let (announced, expected) = call.signatures(&collective, among);
-        let own = plan.own(place);
-        let reduction = collective.reduction();
-        let mut ready = 0;
-        if let Collective::AllGather { .. } = collective {
-            ready = own.len();
-        }
-        let buffers = Buffers::new(collective, place, among.len());
+        let data = Data::new(collective, among);
+        let plan = &data.plan;
         let lanes: Vec<Lane> = (0..among.len())
             .filter(|peer| *peer != place && plan.involves(*peer))
-            .map(|peer| Lane::new(&plan, place, peer, tcp.link(among.rank(peer)), call.checksums))
+            .map(|peer| Lane::new(plan, place, peer, tcp.link(among.rank(peer)), call.checksums))
             .collect();
-        if reduction.is_some() {
-            let bytes = own.len().min(CHUNK_BYTES);
+        if data.reduction.is_some() {
+            let bytes = plan.own(place).len().min(CHUNK_BYTES);
             lanes.iter().for_each(|lane| grow(&mut peers[lane.link].scratch, bytes));
         }
         let headers_due = lanes.iter().filter(|lane| lane.receiving.header < header::BYTES).count();
@@ -97,13 +87,10 @@ impl<'a> Exchange<'a> {
             call,
             expected,
             header: header::encode(&announced, tcp.tag, call.checksums),
-            plan,
-            reduction,
-            buffers,
+            data,
             lanes,
             is_common,
             headers_due,
-            ready,
             arrived: 0,
             watch: Watch::new(parties.control, is_common.then_some(call.sequence)),
         }
@@ -139,13 +126,13 @@ impl<'a> Exchange<'a> {
         let (own, peer) = (self.parties.among.own(), self.lanes[lane].place);
         match piece.phase {
             Phase::Scatter => {
-                let base = self.plan.scatter(own, peer).start;
-                &self.buffers.source()[base + start..base + piece.range.end]
+                let base = self.data.plan.scatter(own, peer).start;
+                &self.data.buffers.source()[base + start..base + piece.range.end]
             }
             Phase::Gather => {
-                let base = self.plan.gather(own, peer).start;
-                let end = piece.range.end.min(self.ready).max(start);
-                &self.buffers.target()[base + start..base + end]
+                let base = self.data.plan.gather(own, peer).start;
+                let end = piece.range.end.min(self.data.ready).max(start);
+                &self.data.buffers.target()[base + start..base + end]
             }
         }
     }
@@ -243,17 +230,17 @@ impl<'a> Exchange<'a> {
         let (own, peer) = (self.parties.among.own(), self.lanes[lane].place);
         let (start, end) = (piece.range.start + cursor.done, piece.range.end);
         match piece.phase {
-            Phase::Scatter if self.reduction.is_some() => (piece.range.start == self.ready).then(|| {
+            _ if self.data.is_folded(piece) => (piece.range.start == self.data.ready).then(|| {
                 let link = self.lanes[lane].link;
                 &mut self.peers[link].scratch[cursor.done..piece.range.len()]
             }),
             Phase::Scatter => {
-                let base = self.plan.landing(peer, own).start;
-                Some(&mut self.buffers.target_mut()[base + start..base + end])
+                let base = self.data.plan.landing(peer, own).start;
+                Some(&mut self.data.buffers.target_mut()[base + start..base + end])
             }
             Phase::Gather => {
-                let base = self.plan.gather(peer, own).start;
-                Some(&mut self.buffers.target_mut()[base + start..base + end])
+                let base = self.data.plan.gather(peer, own).start;
+                Some(&mut self.data.buffers.target_mut()[base + start..base + end])
             }
         }
     }
@@ -272,8 +259,8 @@ impl<'a> Exchange<'a> {
         if phase != Some(Phase::Scatter) {
             return Ok(());
         }
-        if self.reduction.is_none() {
-            self.ready += match (&completed, self.call.checksums) {
+        if self.data.reduction.is_none() {
+            self.data.ready += match (&completed, self.call.checksums) {
                 (_, false) => count,
                 (Some(piece), true) => piece.range.len(),
                 (None, true) => 0,
@@ -281,28 +268,17 @@ impl<'a> Exchange<'a> {
         } else if let Some(piece) = completed {
             self.arrived += 1;
             if self.arrived == self.lanes.len() {
-                self.fold(&piece);
+                self.fold(piece.range.len());
             }
         }
         Ok(())
     }
 
-    /// Folds a chunk of which all versions have arrived.
-    fn fold(&mut self, piece: &Piece) {
-        let Some((dtype, op)) = self.reduction else { return };
-        let place = self.parties.among.own();
-        let own = self.plan.own(place).start;
-        let target = own + piece.range.start..own + piece.range.end;
-        if let Buffers::Apart { source, target: buffer } = &mut self.buffers {
-            let base = self.plan.scatter(place, place).start;
-            let source = &source[base + piece.range.start..base + piece.range.end];
-            buffer[target.clone()].copy_from_slice(source);
-        }
-        let versions = self.lanes.iter().map(|lane| &self.peers[lane.link].scratch[..piece.range.len()]);
-        let others: Vec<&[u8]> = versions.collect();
-        fold(dtype, op, &mut self.buffers.target_mut()[target], place, &others);
+    /// Folds a chunk of this length, of which all versions have arrived.
+    fn fold(&mut self, len: usize) {
+        let versions = self.lanes.iter().map(|lane| &self.peers[lane.link].scratch[..len]);
+        self.data.fold(&versions.collect::<Vec<_>>());
         self.arrived = 0;
-        self.ready = piece.range.end;
     }
 
     /// Compares a header that is complete with what this rank expects.
@@ -398,8 +374,7 @@ impl<'a> Exchange<'a> {
         let (lanes, awaits_all) = (&self.lanes, self.is_common && self.headers_due > 0);
         self.watch.look(|| {
             if awaits_all {
-                let own = among.rank(among.own());
-                return among.ranks().iter().copied().filter(|rank| *rank != own).collect();
+                return among.others();
             }
             lanes.iter().filter(|lane| !lane.finished()).map(|lane| tcp.links[lane.link].rank).collect()
         })

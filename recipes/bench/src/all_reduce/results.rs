@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::engine::{Variant, median};
 use crate::machine::Machine;
+use crate::model::ring_factor;
 
 /// Below this, caches hold what is reduced, and the memory's bandwidth says nothing.
 const LARGE_BYTES: usize = 16_000_000;
@@ -85,11 +86,12 @@ impl Results {
     fn conclude(&mut self, bytes: usize) {
         let gloo = self.cell(Variant::Gloo.name(), bytes).map(|cell| cell.seconds.clone());
         let (ranks, memory) = (self.ranks as f64, self.memory_bandwidth);
+        let ring = ring_factor(self.ranks);
         for cell in self.cells.iter_mut().filter(|cell| cell.bytes == bytes) {
             let (bytes, seconds) = (cell.bytes as f64, median(cell.seconds.iter().copied()));
             cell.seconds_median = seconds;
             cell.cpu_seconds_median = median(cell.cpu_seconds.iter().copied());
-            cell.bus_bytes_per_second = 2.0 * (ranks - 1.0) / ranks * bytes / seconds;
+            cell.bus_bytes_per_second = ring * bytes / seconds;
             // Each of n ranks reads its part of n buffers and writes it to n, so n buffers are read and n written.
             let is_bound = cell.transport == Variant::SharedResident.name() && cell.bytes >= LARGE_BYTES;
             cell.memory_share =

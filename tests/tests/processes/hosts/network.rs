@@ -159,7 +159,7 @@ pub(crate) fn remove_stale() {
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), String> {
+pub(crate) fn ip(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(arguments).output();
     let output = output.map_err(|error| format!("`ip` of iproute2 does not start: {error}"))?;
     if output.status.success() {

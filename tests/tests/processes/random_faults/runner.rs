@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use burn_nccl_tests::faulty_job::{End, Manner};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use socket2::{Domain, Protocol, Socket, Type};
 
 use super::listeners::is_listening;
 use super::plan::{Afterwards, Fault, Plan};
 use super::proxy::{Job, Proxy};
+use crate::harness::hold_free_port;
 
 /// Longer than any run takes; one that reaches it hangs.
 const HARD_LIMIT: Duration = Duration::from_secs(30);
@@ -206,12 +206,4 @@ fn text(pipe: Option<impl Read>) -> String {
         let _ = pipe.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// A free port that rank 0 can listen on and the system gives to nobody else while the socket lives.
-fn hold_free_port() -> Socket {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
-    socket.set_reuse_address(true).unwrap();
-    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-    socket
 }

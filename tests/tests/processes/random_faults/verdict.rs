@@ -16,6 +16,9 @@ pub(super) enum Shown {
     NotReached,
     /// It happened and all results were right.
     Harmless,
+    /// A rank that was not connected yet returned an error that names another one: of a run only if a further rank names
+    /// the fault.
+    Unnamed,
     /// The ranks returned errors that name it.
     Named,
     /// A wrong result, where nothing was asked to find it.
@@ -32,8 +35,10 @@ pub(super) fn judge(plan: &Plan, run: &Run) -> Result<Shown, String> {
         let found = judge_rank(plan, rank, end).map_err(|wrong| format!("rank {rank}: {wrong}"))?;
         shown = shown.max(found);
     }
-    if shown != Shown::Harmless {
-        return Ok(shown);
+    match shown {
+        Shown::Unnamed => return Err("no rank names the fault".into()),
+        Shown::Named | Shown::Unchecked => return Ok(shown),
+        Shown::Harmless | Shown::NotReached => {}
     }
     Ok(if happened(plan, run) { Shown::Harmless } else { Shown::NotReached })
 }
@@ -88,7 +93,7 @@ fn judge_rank(plan: &Plan, rank: usize, end: &RankEnd) -> Result<Shown, String> 
             // Before the ranks are connected, one knows only whom it waits for, and that may be a rank which itself waits
             // for the faulty one.
             if !is_named && failure.is_none() && plan.job.world_size > 2 {
-                return Ok(Shown::Harmless);
+                return Ok(Shown::Unnamed);
             }
             if !is_named {
                 return Err(format!("the error does not name the fault: {text}"));
