@@ -1,0 +1,13 @@
+//! `bench`: the engines beside each other.
+
+use clap::Args;
+use recipe_common::Result;
+
+/// Measure latency, throughput and memory of the engines.
+#[derive(Args)]
+pub(crate) struct Options {}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let _ = options;
+    todo!("lead")
+}
