@@ -18,7 +18,7 @@ const MAX_KEY_BYTES: usize = 1 << 20;
 /// The longest value in bytes.
 const MAX_VALUE_BYTES: usize = 4 << 20;
 /// How much later than the server a client gives up: the server's answer names what is missing.
-const ANSWER_GRACE: Duration = Duration::from_secs(5);
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
 /// Separates keys in one message, so a key must not contain it.
 const SEPARATOR: char = '\n';
 

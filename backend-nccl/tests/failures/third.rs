@@ -114,3 +114,29 @@ fn a_message_is_refused_once_any_rank_has_ended_the_group() {
         });
     }
 }
+
+#[test]
+fn a_rank_of_another_host_that_has_left_ends_a_step_of_a_collective_within_this_one() {
+    let mut options = options().with_transport(TransportKind::Auto);
+    options.pretended_hosts = Some(vec![0, 0, 1, 1]);
+    let end = Barrier::new(4);
+    on_ranks(local(4, options), |group| {
+        group.barrier().unwrap();
+        let rank = group.rank();
+        let mut group = Some(group);
+        match rank {
+            // Rank 0 waits for rank 1 of its own host before it needs anything of rank 2, which will never come.
+            0 => {
+                let start = Instant::now();
+                let error = all_reduce(group.as_ref().unwrap()).unwrap_err();
+                assert_eq!(*failure(&error), Failure::PeerLeft { rank: 2 });
+                assert!(start.elapsed() < LATE / 2, "{:?}", start.elapsed());
+            }
+            1 => std::thread::sleep(LATE),
+            2 => drop(group.take()),
+            // It calls nothing, for its own failure would be heard of instead.
+            _ => {}
+        }
+        end.wait();
+    });
+}
