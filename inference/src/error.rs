@@ -64,6 +64,16 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// An engine of another crate failed.
+    #[error("{engine} failed to {action}: {reason}")]
+    Foreign {
+        /// Its [name](crate::Engine::name).
+        engine: String,
+        /// What it was doing, such as `compute logits`.
+        action: &'static str,
+        /// What it said.
+        reason: String,
+    },
     /// The values given are not those of a batch of images of the network's size.
     #[error("{values} values are no batch of {batch} images of {image} values each")]
     Shape {
