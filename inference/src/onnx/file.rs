@@ -8,7 +8,7 @@ use prost::Message;
 use tract_onnx::pb::ModelProto;
 
 use super::{COPY, Signature, WeightType, foreign, format, graph, rewrite, wire};
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// An image classifier in ONNX whose structure has been checked.
 #[derive(Clone, Debug)]
@@ -115,6 +115,13 @@ impl Onnx {
     /// already; for int8 before opset 13, which has no scales per channel. The network is then as before.
     pub fn set_weights(&mut self, weights: WeightType) -> Result<()> {
         rewrite::narrow(&mut self.proto, weights)
+    }
+}
+
+impl Drop for Onnx {
+    fn drop(&mut self) {
+        drop(std::mem::take(&mut self.proto));
+        memory::give_back();
     }
 }
 
