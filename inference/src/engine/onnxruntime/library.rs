@@ -48,7 +48,7 @@ pub(super) fn loaded(options: &EngineOptions) -> Result<Loaded> {
                 log::info!("onnxruntime {} from {}", loaded.version, loaded.path.display());
                 return Ok(slot.insert(loaded).clone());
             }
-            Err(reason) => tried.push(format!("{}: {reason}", file.display())),
+            Err(reason) => tried.push(told(file, reason)),
         }
     }
     let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
@@ -56,6 +56,12 @@ pub(super) fn loaded(options: &EngineOptions) -> Result<Loaded> {
         if folders.is_empty() { String::new() } else { format!("looked into {}; ", folders.join(", ")) };
     let tried = if tried.is_empty() { "there is no library".to_owned() } else { tried.join("; ") };
     Err(unavailable(format!("{looked}{tried}; {INSTALL}")))
+}
+
+/// The loader begins with the file, other reasons do not.
+fn told(file: &Path, reason: String) -> String {
+    let file = file.display().to_string();
+    if reason.starts_with(&file) { reason } else { format!("{file}: {reason}") }
 }
 
 fn unavailable(reason: String) -> Error {
@@ -114,7 +120,7 @@ mod tests {
         if compiler.is_ok_and(|status| status.success()) {
             return Some(library);
         }
-        writeln!(std::io::stderr(), "skipped: there is no C compiler").unwrap();
+        let _ = writeln!(std::io::stderr(), "skipped: there is no C compiler");
         None
     }
 
