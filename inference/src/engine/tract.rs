@@ -65,7 +65,27 @@ fn plan(
     let reader = tract_onnx::onnx().with_ignore_value_info(true).with_ignore_output_shapes(true);
     let mut model = reader.model_for_proto_model(&model)?;
     model.set_input_fact(0, f32::fact(step(signature)).into())?;
-    model.into_optimized()?.into_runnable_with_options(options)
+    let model = model.into_optimized()?;
+    check_sizes(&model)?;
+    model.into_runnable_with_options(options)
+}
+
+/// A pad or a stride of a damaged file can ask for more than any machine has, and to be refused memory ends the process.
+fn check_sizes(model: &TypedModel) -> TractResult<()> {
+    const MAX_ELEMENTS: usize = 1 << 30;
+    for node in model.nodes() {
+        for output in &node.outputs {
+            let sizes = output.fact.shape.as_concrete().unwrap_or_default();
+            let elements = sizes.iter().try_fold(1_usize, |elements, size| elements.checked_mul(*size));
+            if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
+                return Err(TractError::msg(format!(
+                    "node `{}` makes a value of shape {sizes:?}",
+                    node.name
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The shape of the input that one run takes.

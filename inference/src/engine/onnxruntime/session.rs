@@ -33,8 +33,9 @@ fn builder(loaded: &Loaded, threads: usize) -> ort::Result<SessionBuilder> {
         .with_parallel_execution(false)?
         // Else narrow weights would be widened at each run.
         .with_quant_qdq(false)?
-        // Threads wait for the next operation of a run by spinning, which is what makes two of them worth while, and
-        // sleep between runs, so that they take no time from others.
+        // Threads spin while they wait for the next operation of a run, and sleep between runs. A ResNet-50 on two
+        // threads takes 18.6 ms and 37 ms of processor time so. If they spun between runs too, as they do by default, it
+        // would be 18.6 and 67, and if they never did, 19.6 and 39.
         .with_config_entry("session.force_spinning_stop", "1")?;
     Ok(builder)
 }
