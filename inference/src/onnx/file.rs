@@ -46,7 +46,9 @@ impl Onnx {
 
     /// Checks the bytes of a file.
     ///
-    /// Takes no more memory than eight times the bytes, and 64 MiB.
+    /// Takes as much memory as the bytes and the largest tensor where most of the bytes are those of weights, and never
+    /// more than 24 times the bytes and 64 MiB. Constants that are listed as inputs too, as old exporters do, are taken
+    /// for constants.
     ///
     /// # Errors
     ///
