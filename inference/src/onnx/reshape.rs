@@ -72,3 +72,56 @@ fn i64_values(tensor: &TensorProto) -> Option<Vec<i64>> {
     }
     Some(tensor.raw_data.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use tract_onnx::pb::tensor_proto::DataType;
+
+    use super::*;
+    use crate::testing::tensor;
+
+    fn graph(dims: &[i64], readers: usize) -> Onnx {
+        let shape = TensorProto {
+            name: "shape".to_owned(),
+            data_type: DataType::Int64 as i32,
+            dims: vec![dims.len() as i64],
+            int64_data: dims.to_vec(),
+            ..TensorProto::default()
+        };
+        let node = |operation: &str, inputs: [&str; 2], output: &str| NodeProto {
+            op_type: operation.to_owned(),
+            input: inputs.map(str::to_owned).into(),
+            output: vec![output.to_owned()],
+            ..NodeProto::default()
+        };
+        let mut onnx = Onnx::from_bytes(&crate::testing::Net::residual(4, 5).bytes()).unwrap();
+        let graph = onnx.proto.graph.as_mut().unwrap();
+        graph.initializer.extend([tensor("bias", &[6], &[0.5; 6]), shape]);
+        graph.node.push(node("Reshape", ["bias", "shape"], "row"));
+        graph.node.extend((0..readers).map(|_| node("Add", ["row", "bias"], "sum")));
+        graph.node.push(node("Add", ["row", "row"], "sum"));
+        onnx
+    }
+
+    #[test]
+    fn a_constant_that_is_only_reshaped_is_stored_in_the_new_shape() {
+        let mut onnx = graph(&[1, 6], 0);
+        assert_eq!(onnx.fold_reshapes(), 1);
+        let graph = onnx.proto.graph.as_ref().unwrap();
+        let bias = graph.initializer.iter().find(|tensor| tensor.name == "bias").unwrap();
+        assert_eq!(bias.dims, [1, 6]);
+        assert_eq!(graph.node.last().unwrap().input, ["bias", "bias"]);
+        assert!(graph.initializer.iter().all(|tensor| tensor.name != "shape"));
+        assert!(graph.node.iter().all(|node| node.output != ["row"]));
+    }
+
+    #[test]
+    fn one_that_is_read_elsewhere_or_whose_shape_does_not_fit_stays() {
+        for (dims, readers) in [(&[1, 6][..], 1), (&[1, 7], 0), (&[1, -1], 0), (&[0, 6], 0)] {
+            let mut onnx = graph(dims, readers);
+            let before = onnx.proto.clone();
+            assert_eq!(onnx.fold_reshapes(), 0, "{dims:?}");
+            assert!(onnx.proto == before, "{dims:?}");
+        }
+    }
+}
