@@ -271,7 +271,7 @@ mod tests {
         let sliced = to_onnx(&small(), IMAGE, |small, images| {
             small.run(images, |x| {
                 let [batch, ..] = x.dims();
-                x.clone().slice([0..batch]) + x
+                x.clone().slice(burn::tensor::s![0..batch]) + x
             })
         });
         match sliced.unwrap_err() {

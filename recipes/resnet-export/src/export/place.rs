@@ -130,7 +130,7 @@ impl Recording {
 fn name(debug: &str) -> String {
     let head = debug.split('{').next().unwrap_or(debug);
     let words = head.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-    let name = words.filter(|word| !word.ends_with("Ir")).last();
+    let name = words.filter(|word| !word.ends_with("Ir")).next_back();
     name.unwrap_or("an operation").to_owned()
 }
 

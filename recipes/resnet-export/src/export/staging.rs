@@ -114,8 +114,8 @@ impl Staging {
         }
     }
 
-    /// The old folder steps aside for a moment, and comes back where the new one cannot take its name. A kill in that moment
-    /// leaves both under hidden names.
+    /// The old folder steps aside for a moment, and comes back where the new one cannot take its name. A kill then leaves both
+    /// under hidden names.
     fn rename_aside(&self) -> io::Result<()> {
         let aside = with_suffix(&self.path, ".old");
         fs::rename(&self.destination, &aside)?;
