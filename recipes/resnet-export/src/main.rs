@@ -13,6 +13,8 @@ mod engine_options;
 mod export;
 mod import;
 mod package;
+mod picture;
+mod process;
 mod serve;
 mod verify;
 
