@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use super::{DecodeError, DecodeLimits, decode_image_bytes};
+use super::{DecodeLimits, decode_image_bytes};
 use crate::{DataError, Image};
 
 /// Reads a JPEG or PNG file as RGB; the format is told by the content, not by the name.

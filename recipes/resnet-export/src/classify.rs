@@ -99,7 +99,11 @@ fn classify(
 ) -> Result<Vec<Prediction>> {
     let what = || format!("cannot classify {}", plain(path));
     let unreadable = |error: std::io::Error| {
-        RecipeError::failure(what(), error.to_string(), "check that the file exists and that this user may read it")
+        RecipeError::failure(
+            what(),
+            error.to_string(),
+            "check that the file exists and that this user may read it",
+        )
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
@@ -121,13 +125,20 @@ fn classify(
     Ok(predictions)
 }
 
-fn show(options: &Options, path: &Path, predictions: &[Prediction], engine: &str, milliseconds: f64) -> Result<()> {
+fn show(
+    options: &Options,
+    path: &Path,
+    predictions: &[Prediction],
+    engine: &str,
+    milliseconds: f64,
+) -> Result<()> {
     if options.json {
         let image = path.display().to_string();
         let peak_memory_bytes = Memory::now().peak;
         let line = Line { image, predictions, engine, milliseconds, peak_memory_bytes };
-        let text = serde_json::to_string(&line)
-            .map_err(|error| RecipeError::failure("cannot print the classes", error.to_string(), "report it"))?;
+        let text = serde_json::to_string(&line).map_err(|error| {
+            RecipeError::failure("cannot print the classes", error.to_string(), "report it")
+        })?;
         return print(&text);
     }
     let class = |found: &Prediction| format!("{} {:.1}%", found.label, f64::from(found.probability) * 100.0);

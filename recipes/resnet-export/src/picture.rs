@@ -39,7 +39,9 @@ impl PictureError {
         match self {
             Self::Decode(error) => (error.to_string(), error.remedy().into()),
             Self::Transform(error) => (error.to_string(), "give another picture".into()),
-            Self::Shape { .. } => (self.to_string(), "export the network with transforms that end in its size".into()),
+            Self::Shape { .. } => {
+                (self.to_string(), "export the network with transforms that end in its size".into())
+            }
         }
     }
 }

@@ -20,7 +20,8 @@ impl Memory {
     fn parse(status: &str) -> Self {
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-            let kilobytes: u64 = line.trim_start_matches(':').trim().strip_suffix("kB")?.trim().parse().ok()?;
+            let kilobytes: u64 =
+                line.trim_start_matches(':').trim().strip_suffix("kB")?.trim().parse().ok()?;
             kilobytes.checked_mul(1024)
         };
         Self { resident: field("VmRSS"), peak: field("VmHWM") }

@@ -1,5 +1,10 @@
 //! `bench`: the engines beside each other.
 
+#[allow(dead_code, reason = "the measurement of the service calls it")]
+pub(crate) mod client;
+#[allow(dead_code, reason = "the measurement of the service calls it")]
+pub(crate) mod load;
+
 use clap::Args;
 use recipe_common::Result;
 

@@ -52,13 +52,20 @@ impl Layout {
         let (sha256, mark) = rest.split_at(HASH_BYTES);
         if mark != END_MARK {
             return match has_start(path).map_err(failed)? {
-                true => Err(damaged(path, "it is cut off: the program has the start of a network and not its end")),
+                true => Err(damaged(
+                    path,
+                    "it is cut off: the program has the start of a network and not its end",
+                )),
                 false => Ok(None),
             };
         }
-        let mut words = lengths.chunks_exact(8).map(|word| word.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte)));
+        let mut words = lengths
+            .chunks_exact(8)
+            .map(|word| word.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte)));
         let lengths: [u64; PARTS] = std::array::from_fn(|_| words.next().unwrap_or_default());
-        let altered = || damaged(path, "the lengths of its files do not fit the program: bytes are missing or too many");
+        let altered = || {
+            damaged(path, "the lengths of its files do not fit the program: bytes are missing or too many")
+        };
         let mut program = trailer_at.checked_sub(MARK_BYTES as u64).ok_or_else(altered)?;
         for (length, max) in lengths.iter().zip(MAX_BYTES) {
             program = program.checked_sub(*length).filter(|_| *length <= max).ok_or_else(altered)?;
@@ -136,7 +143,11 @@ fn has_start(path: &Path) -> std::io::Result<bool> {
 /// The file is the one that runs, even where another has taken its name meanwhile.
 pub(super) fn program() -> Result<(File, PathBuf)> {
     let unknown = |error: std::io::Error| {
-        RecipeError::failure("cannot find the file of this program", error.to_string(), "start it by its full path")
+        RecipeError::failure(
+            "cannot find the file of this program",
+            error.to_string(),
+            "start it by its full path",
+        )
     };
     let path = std::env::current_exe().map_err(unknown)?;
     match File::open("/proc/self/exe") {

@@ -61,8 +61,7 @@ fn open_own() -> Result<Package> {
     let (model, labels, preprocess, manifest) = (read(0)?, read(1)?, read(2)?, read(3)?);
     layout.check_manifest(&manifest, &path)?;
     // The manifest has the hashes of the other three.
-    let files =
-        PackageBytes { model: &model, labels: &labels, preprocess: &preprocess, manifest: &manifest };
+    let files = PackageBytes { model: &model, labels: &labels, preprocess: &preprocess, manifest: &manifest };
     Package::from_bytes(files, &path)
 }
 

@@ -122,8 +122,8 @@ impl Package {
         if files.manifest.len() > MAX_MANIFEST_BYTES {
             return Err(damaged(format!("its manifest has {} bytes", files.manifest.len())));
         }
-        let manifest: Manifest =
-            serde_json::from_slice(files.manifest).map_err(|error| damaged(format!("its manifest: {error}")))?;
+        let manifest: Manifest = serde_json::from_slice(files.manifest)
+            .map_err(|error| damaged(format!("its manifest: {error}")))?;
         for (name, bytes) in files.files() {
             let expected = described(&manifest, name)
                 .ok_or_else(|| damaged(format!("its manifest does not describe {name}")))?;
@@ -176,7 +176,9 @@ impl Contents<'_> {
 /// Where there is none, or it is that of something else.
 pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest> {
     let manifest = Manifest::read(folder).map_err(|error| match fs::metadata(folder) {
-        Ok(found) if found.is_dir() => RecipeError::records(format!("cannot open {}", folder.display()), error),
+        Ok(found) if found.is_dir() => {
+            RecipeError::records(format!("cannot open {}", folder.display()), error)
+        }
         Ok(_) => unusable(folder, "it is a file", "give the folder that export has written"),
         Err(error) => RecipeError::file("open", folder, error),
     })?;

@@ -44,7 +44,11 @@ impl Refusal {
 
     /// A failure that the client has no part in.
     pub(super) fn internal(error: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, error, "try again; if it stays so, see the service's log")
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            error,
+            "try again; if it stays so, see the service's log",
+        )
     }
 
     /// A service that is about to end.

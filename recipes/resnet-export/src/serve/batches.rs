@@ -49,7 +49,8 @@ fn next_batch(shared: &Shared) -> Option<Vec<Prepared>> {
             // Waiting helps only where a picture is about to come.
             let decoding = shared.decoding.load(Ordering::Acquire) > 0;
             let until = *deadline.get_or_insert_with(|| Instant::now() + limits.max_wait);
-            let wait = if decoding { until.saturating_duration_since(Instant::now()) } else { Default::default() };
+            let wait =
+                if decoding { until.saturating_duration_since(Instant::now()) } else { Default::default() };
             shared.prepared.pop_within(wait)
         };
         match next {

@@ -20,8 +20,9 @@ use super::routes::router;
 use super::service::{Service, Shared};
 
 /// What a connection beyond the limit is told.
-const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n\
-    Content-Length: 75\r\nConnection: close\r\n\r\n\
+const BUSY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n\
+    Content-Length: 77\r\nConnection: close\r\n\r\n\
     {\"error\":\"all connections are in use\",\"help\":\"try again soon, or close some\"}";
 /// After the system refused a connection, for example because no more files may be open.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -44,7 +44,11 @@ impl Histogram {
             let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {below}");
         }
         let all: u64 = counts.buckets.iter().sum();
-        let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {all}\n{name}_sum {}\n{name}_count {all}", counts.sum);
+        let _ = writeln!(
+            out,
+            "{name}_bucket{{le=\"+Inf\"}} {all}\n{name}_sum {}\n{name}_count {all}",
+            counts.sum
+        );
     }
 }
 

@@ -9,8 +9,7 @@ use std::time::Instant;
 use super::histogram::Histogram;
 use crate::process::{Memory, open_files};
 
-const SECONDS: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const SECONDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 const SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 /// Counters and histograms since the start.
@@ -89,12 +88,32 @@ impl Metrics {
         let memory = Memory::now();
         let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
         for (name, kind, help, value) in [
-            ("classify_cancelled_total", "counter", "Requests whose client went away.", count(&self.cancelled)),
-            ("classify_engine_failures_total", "counter", "Batches that failed.", count(&self.engine_failures)),
-            ("classify_under_way", "gauge", "Requests accepted and not answered.", Some(now.under_way as f64)),
+            (
+                "classify_cancelled_total",
+                "counter",
+                "Requests whose client went away.",
+                count(&self.cancelled),
+            ),
+            (
+                "classify_engine_failures_total",
+                "counter",
+                "Batches that failed.",
+                count(&self.engine_failures),
+            ),
+            (
+                "classify_under_way",
+                "gauge",
+                "Requests accepted and not answered.",
+                Some(now.under_way as f64),
+            ),
             ("classify_queue_size", "gauge", "Requests that may be under way.", Some(now.queue as f64)),
             ("http_connections", "gauge", "Open connections.", Some(connections)),
-            ("http_connections_refused_total", "counter", "Connections beyond the limit.", count(&self.refused_connections)),
+            (
+                "http_connections_refused_total",
+                "counter",
+                "Connections beyond the limit.",
+                count(&self.refused_connections),
+            ),
             ("process_resident_memory_bytes", "gauge", "Memory in use.", bytes(memory.resident)),
             ("process_peak_memory_bytes", "gauge", "The most memory in use so far.", bytes(memory.peak)),
             ("process_open_fds", "gauge", "Open files and sockets.", open_files().map(|files| files as f64)),

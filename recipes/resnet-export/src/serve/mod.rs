@@ -45,7 +45,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // Before the network is loaded: a taken address is told at once.
     let listener = TcpListener::bind(options.address).map_err(|error| {
         let what = format!("cannot listen at {}", options.address);
-        RecipeError::failure(what, error.to_string(), "give another --address, or end the program that has it")
+        RecipeError::failure(
+            what,
+            error.to_string(),
+            "give another --address, or end the program that has it",
+        )
     })?;
     let package = open_package(options.from.as_deref())?;
     let classifier = Classifier::new(&package, options.engine.engine, &options.engine.options())
@@ -53,13 +57,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let fixed_batch = package.onnx.signature().batch;
     // The engine has its own copy of the weights: the file's is freed here.
     let Package { labels, preprocess, info, .. } = package;
-    let name = info.architecture.get("depth").and_then(|depth| depth.as_str()).unwrap_or("network").to_owned();
+    let name =
+        info.architecture.get("depth").and_then(|depth| depth.as_str()).unwrap_or("network").to_owned();
     let model = Model { name, labels, engine: classifier.engine() };
     let limits = limits.for_batch(fixed_batch);
-    let service = Service::start(model, preprocess, classifier, limits)
-        .map_err(|error| RecipeError::failure("cannot start the threads of the service", error.to_string(), "raise the limit of processes: ulimit -u"))?;
+    let service = Service::start(model, preprocess, classifier, limits).map_err(|error| {
+        RecipeError::failure(
+            "cannot start the threads of the service",
+            error.to_string(),
+            "raise the limit of processes: ulimit -u",
+        )
+    })?;
     let serving = |error: std::io::Error| {
-        RecipeError::failure("the service cannot go on", error.to_string(), "see the limits of open files: ulimit -n")
+        RecipeError::failure(
+            "the service cannot go on",
+            error.to_string(),
+            "see the limits of open files: ulimit -n",
+        )
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(serving)?;
     runtime
@@ -77,7 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Says that requests are answered from now on; whoever started this program waits for the line.
 fn announce(service: &Service, address: std::net::SocketAddr) {
-    let Model { name, labels, engine } = &service.model;
+    let Model { name, labels, engine } = &*service.model;
     let age = age_seconds().map_or_else(|| "an unknown time".into(), |seconds| format!("{seconds:.2} s"));
     let mut out = std::io::stdout().lock();
     // Nobody may be reading.

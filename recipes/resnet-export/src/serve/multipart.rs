@@ -25,7 +25,8 @@ pub(super) fn file(body: &Bytes, boundary: &str) -> Option<Bytes> {
         // From the line end on, so that a part without headers has its empty line too.
         let headers = at + find(&body[at..], b"\r\n\r\n")?;
         let content = headers + 4;
-        let end = content.checked_sub(2).and_then(|from| Some(from + find(&body[from..], next.as_bytes())?))?;
+        let end =
+            content.checked_sub(2).and_then(|from| Some(from + find(&body[from..], next.as_bytes())?))?;
         let part = body.slice(content..end.max(content));
         let head = String::from_utf8_lossy(&body[at..headers]).to_ascii_lowercase();
         if head.contains("filename") {

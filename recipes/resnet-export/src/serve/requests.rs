@@ -61,7 +61,9 @@ async fn answer(app: &App, request: Request, began: Instant) -> Result<Answer, R
         Ok(Err(_)) => return Err(Refusal::internal("the request was lost")),
         Err(_) => {
             let error = format!("there was no result within {} s", shared.limits.answer.as_secs());
-            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error, "try again later").retry_after(5));
+            return Err(
+                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error, "try again later").retry_after(5)
+            );
         }
     };
     let seconds = began.elapsed().as_secs_f64();
@@ -100,9 +102,13 @@ pub(super) enum Kind {
 }
 
 fn kind(headers: &HeaderMap) -> Result<Kind, Refusal> {
-    let unsupported = |error: String, help: &str| Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, help);
+    let unsupported =
+        |error: String, help: &str| Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, help);
     if let Some(encoding) = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-        return Err(unsupported(format!("the content encoding {encoding:?} is not known"), "send the picture as it is"));
+        return Err(unsupported(
+            format!("the content encoding {encoding:?} is not known"),
+            "send the picture as it is",
+        ));
     }
     let Some(given) = headers.get(header::CONTENT_TYPE) else { return Ok(Kind::Whole) };
     let given = String::from_utf8_lossy(given.as_bytes());
@@ -111,14 +117,21 @@ fn kind(headers: &HeaderMap) -> Result<Kind, Refusal> {
         // The content tells what it is.
         "image/jpeg" | "image/jpg" | "image/png" | "application/octet-stream" => Ok(Kind::Whole),
         "multipart/form-data" => multipart::boundary(&given).map(Kind::Form).ok_or_else(|| {
-            Refusal::new(StatusCode::BAD_REQUEST, "the form's boundary is missing", "send the picture as the body")
+            Refusal::new(
+                StatusCode::BAD_REQUEST,
+                "the form's boundary is missing",
+                "send the picture as the body",
+            )
         }),
         // What curl says of --data-binary.
         "application/x-www-form-urlencoded" => Err(unsupported(
             "the body is said to be a form's fields".into(),
             "say what it is: curl -H 'Content-Type: image/jpeg' --data-binary @FILE",
         )),
-        _ => Err(unsupported(format!("the content type {media:?} is not read"), "send image/jpeg or image/png")),
+        _ => Err(unsupported(
+            format!("the content type {media:?} is not read"),
+            "send image/jpeg or image/png",
+        )),
     }
 }
 
@@ -126,7 +139,8 @@ fn kind(headers: &HeaderMap) -> Result<Kind, Refusal> {
 fn top(query: Option<&str>, classes: usize) -> Result<usize, Refusal> {
     let mut top = DEFAULT_TOP;
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let refused = |error: String| Err(Refusal::new(StatusCode::BAD_REQUEST, error, "use ?top=K with K from 1"));
+        let refused =
+            |error: String| Err(Refusal::new(StatusCode::BAD_REQUEST, error, "use ?top=K with K from 1"));
         top = match pair.split_once('=') {
             Some(("top", text)) => match text.parse() {
                 Ok(top) if top > 0 => top,
@@ -145,7 +159,10 @@ mod tests {
     #[test]
     fn the_number_of_classes_is_read_from_the_query() {
         let of = |query| top(query, 10).map_err(|refusal| refusal.status.as_u16());
-        assert_eq!((of(None), of(Some("top=3")), of(Some("top=99")), of(Some(""))), (Ok(5), Ok(3), Ok(10), Ok(5)));
+        assert_eq!(
+            (of(None), of(Some("top=3")), of(Some("top=99")), of(Some(""))),
+            (Ok(5), Ok(3), Ok(10), Ok(5))
+        );
         for bad in ["top=0", "top=-1", "top=", "top", "k=1", "top=1&x"] {
             assert_eq!(of(Some(bad)), Err(400), "{bad}");
         }
@@ -160,6 +177,9 @@ mod tests {
         assert_eq!(of("Image/PNG; x=y"), Ok(Kind::Whole));
         assert_eq!(of("multipart/form-data; boundary=b"), Ok(Kind::Form("b".into())));
         assert_eq!((of("multipart/form-data"), of("text/html")), (Err(400), Err(415)));
-        assert_eq!((of("application/x-www-form-urlencoded"), kind(&HeaderMap::new())), (Err(415), Ok(Kind::Whole)));
+        assert_eq!(
+            (of("application/x-www-form-urlencoded"), kind(&HeaderMap::new())),
+            (Err(415), Ok(Kind::Whole))
+        );
     }
 }

@@ -13,10 +13,7 @@ pub(super) struct Signals {
 impl Signals {
     /// From now on they do not end the process by themselves.
     pub(super) fn watch() -> io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     /// Waits for the first. The second ends the process at once, as it would have without this.
