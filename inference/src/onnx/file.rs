@@ -12,7 +12,7 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct Onnx {
     pub(super) proto: ModelProto,
-    signature: Signature,
+    pub(super) signature: Signature,
 }
 
 /// Protobuf tells lengths in 31 bits.

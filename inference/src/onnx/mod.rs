@@ -3,6 +3,7 @@
 mod file;
 mod foreign;
 mod graph;
+mod rename;
 mod signature;
 mod tensor;
 mod weight_type;

@@ -7,8 +7,10 @@ use recipe_common::command_line;
 
 mod bench;
 mod bundle;
+mod burn_engine;
 mod classifier;
 mod classify;
+mod comparison;
 mod engine_options;
 mod export;
 mod import;
@@ -16,6 +18,7 @@ mod package;
 mod picture;
 mod process;
 mod serve;
+mod test_images;
 mod verify;
 
 /// Export a trained network to ONNX, check it, and classify images with it: by command or over HTTP.

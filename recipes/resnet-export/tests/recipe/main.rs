@@ -2,7 +2,11 @@
 
 mod bundle;
 mod classify;
+mod export;
+mod fixtures;
 mod fuzz;
+mod interrupted;
 mod page;
 mod serve;
 mod support;
+mod verify;
