@@ -4,8 +4,10 @@ mod file;
 mod foreign;
 mod graph;
 mod rename;
+mod rewrite;
 mod signature;
 mod tensor;
+mod values;
 mod weight_type;
 mod wire;
 
