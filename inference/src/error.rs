@@ -64,6 +64,16 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// An engine of another crate failed.
+    #[error("{engine} failed to {action}: {reason}")]
+    Foreign {
+        /// Its [name](crate::Engine::name).
+        engine: String,
+        /// What it was doing, such as `compute logits`.
+        action: &'static str,
+        /// What it said.
+        reason: String,
+    },
     /// The values given are not those of a batch of images of the network's size.
     #[error("{values} values are no batch of {batch} images of {image} values each")]
     Shape {
@@ -73,6 +83,14 @@ pub enum Error {
         batch: usize,
         /// `channels * height * width`.
         image: usize,
+    },
+    /// The network was exported for batches of one size, and this is another.
+    #[error("the network takes batches of {fixed} alone, not of {batch}; export it with a free batch axis")]
+    Batch {
+        /// The images that were said.
+        batch: usize,
+        /// Those that it takes.
+        fixed: usize,
     },
     /// A weight cannot be told in the smaller type.
     #[error("weight `{tensor}` cannot be stored as {weights}: {reason}; keep f32 weights")]

@@ -3,21 +3,32 @@
 mod labels;
 mod preprocess;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_nccl_inference::Onnx;
 use burn_nccl_records::Manifest;
-use recipe_common::Result;
+use recipe_common::{RecipeError, Result};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 pub(crate) use self::labels::{parse_labels, write_labels};
-pub(crate) use self::preprocess::Preprocess;
+pub(crate) use self::preprocess::{MAX_SIDE, Preprocess};
 
 pub(crate) const MODEL_FILE: &str = "model.onnx";
 pub(crate) const WEIGHTS_FILE: &str = "model.safetensors";
 pub(crate) const BURN_FILE: &str = "model.bpk";
 pub(crate) const LABELS_FILE: &str = "labels.txt";
 pub(crate) const PREPROCESS_FILE: &str = "preprocess.json";
+
+/// All that a manifest describes.
+pub(crate) const FILES: [&str; 5] = [MODEL_FILE, WEIGHTS_FILE, BURN_FILE, LABELS_FILE, PREPROCESS_FILE];
+
+/// The largest file of each kind that a deployment reads: ONNX has no larger ones, and names of classes are short.
+const LIMITS: [(&str, u64); 3] = [(MODEL_FILE, 1 << 31), (LABELS_FILE, 16 << 20), (PREPROCESS_FILE, 1 << 20)];
+
+/// A larger manifest is not read: JSON takes up to twenty times its size in memory.
+const MAX_MANIFEST_BYTES: usize = 16 << 20;
 
 /// What `manifest.json` says of an export beside its files' hashes: the `metrics` of [`Manifest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,9 +43,12 @@ pub(crate) struct ExportInfo {
     pub(crate) folded_batch_norms: usize,
     /// The file or folder that was exported.
     pub(crate) exported_from: String,
+    /// The images of the run, such as `cifar10:PATH`; none where they are not known.
+    #[serde(default)]
+    pub(crate) data: Option<String>,
     /// Hash of the exported parameters, as in a run's summary.json.
     pub(crate) parameters_sha256: String,
-    /// Largest difference of the exported file's logits from Burn's, by the native engine, when it was written.
+    /// Largest difference of the exported file's logits from Burn's when it was written, relative to the largest logit.
     pub(crate) largest_difference: f64,
     /// Accuracy on the test images, by Burn before the export; none where there were no images.
     pub(crate) test_accuracy: Option<f64>,
@@ -59,23 +73,6 @@ pub(crate) struct Package {
     pub(crate) place: PathBuf,
 }
 
-impl Package {
-    /// Opens the folder, if it is exactly what its manifest says.
-    ///
-    /// # Errors
-    /// Where a file is missing, altered, or does not fit the others.
-    pub(crate) fn open(folder: &Path) -> Result<Self> {
-        let _ = (folder, Manifest::read(folder).map(|manifest| manifest.verify(folder)));
-        todo!("helper C")
-    }
-
-    /// Opens the bytes of its four files: model, labels, preprocess, manifest. For a bundle.
-    pub(crate) fn from_bytes(files: PackageBytes<'_>, place: &Path) -> Result<Self> {
-        let _ = (files, place);
-        todo!("helper C")
-    }
-}
-
 /// The contents of the files that a deployment needs.
 #[derive(Clone, Copy)]
 pub(crate) struct PackageBytes<'a> {
@@ -83,4 +80,138 @@ pub(crate) struct PackageBytes<'a> {
     pub(crate) labels: &'a [u8],
     pub(crate) preprocess: &'a [u8],
     pub(crate) manifest: &'a [u8],
+}
+
+impl PackageBytes<'_> {
+    fn files(&self) -> [(&'static str, &[u8]); 3] {
+        [(MODEL_FILE, self.model), (LABELS_FILE, self.labels), (PREPROCESS_FILE, self.preprocess)]
+    }
+}
+
+impl Package {
+    /// Opens the folder, if the files that a deployment needs are exactly what its manifest says. The weights for others,
+    /// which may have been left out, are not looked at.
+    ///
+    /// # Errors
+    /// Where a file is missing, altered, too large, or does not fit the others; each one is named.
+    pub(crate) fn open(folder: &Path) -> Result<Self> {
+        let manifest = read_manifest(folder)?;
+        check_files(folder, &manifest, &LIMITS.map(|(name, _)| name))?;
+        for (name, limit) in LIMITS {
+            let bytes = described(&manifest, name).map_or(0, |file| file.bytes);
+            if bytes > limit {
+                let cause = format!("{name} has {bytes} bytes, and {limit} are allowed");
+                return Err(unusable(folder, cause, "export the network again"));
+            }
+        }
+        let read = |name: &str| {
+            let path = folder.join(name);
+            fs::read(&path).map_err(|error| RecipeError::file("read", &path, error))
+        };
+        let (model, labels, preprocess) = (read(MODEL_FILE)?, read(LABELS_FILE)?, read(PREPROCESS_FILE)?);
+        let contents = Contents { model: &model, labels: &labels, preprocess: &preprocess };
+        contents.into_package(&manifest, folder)
+    }
+
+    /// Opens the bytes of its four files: model, labels, preprocess, manifest. For a bundle.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn from_bytes(files: PackageBytes<'_>, place: &Path) -> Result<Self> {
+        let damaged = |cause: String| unusable(place, cause, "make the bundle again");
+        if files.manifest.len() > MAX_MANIFEST_BYTES {
+            return Err(damaged(format!("its manifest has {} bytes", files.manifest.len())));
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(files.manifest).map_err(|error| damaged(format!("its manifest: {error}")))?;
+        for (name, bytes) in files.files() {
+            let expected = described(&manifest, name)
+                .ok_or_else(|| damaged(format!("its manifest does not describe {name}")))?;
+            if bytes.len() as u64 != expected.bytes || hex(bytes) != expected.sha256 {
+                return Err(damaged(format!("{name} is not what its manifest says")));
+            }
+        }
+        let PackageBytes { model, labels, preprocess, .. } = files;
+        Contents { model, labels, preprocess }.into_package(&manifest, place)
+    }
+}
+
+/// Files that are what their manifest says.
+struct Contents<'a> {
+    model: &'a [u8],
+    labels: &'a [u8],
+    preprocess: &'a [u8],
+}
+
+impl Contents<'_> {
+    /// Reads the files and compares them with each other.
+    fn into_package(self, manifest: &Manifest, place: &Path) -> Result<Package> {
+        let wrong = |name: &str, why: String| {
+            unusable(place, format!("{name}: {why}"), "export the network again; its files belong together")
+        };
+        let info: ExportInfo = serde_json::from_value(manifest.metrics.clone().into())
+            .map_err(|error| wrong(Manifest::FILE_NAME, error.to_string()))?;
+        let onnx = Onnx::from_bytes(self.model).map_err(|error| wrong(MODEL_FILE, error.to_string()))?;
+        let signature = onnx.signature();
+        let labels = std::str::from_utf8(self.labels)
+            .map_err(|error| wrong(LABELS_FILE, error.to_string()))
+            .and_then(|text| {
+                parse_labels(text, signature.classes).map_err(|error| wrong(LABELS_FILE, error.cause))
+            })?;
+        let preprocess: Preprocess = serde_json::from_slice(self.preprocess)
+            .map_err(|error| wrong(PREPROCESS_FILE, error.to_string()))?;
+        let input = [signature.channels, signature.height, signature.width];
+        if preprocess.input != input || input.iter().any(|&side| side > MAX_SIDE) {
+            let why = format!("it prepares {:?} and the network takes {input:?}", preprocess.input);
+            return Err(wrong(PREPROCESS_FILE, why));
+        }
+        preprocess.check().map_err(|why| wrong(PREPROCESS_FILE, why))?;
+        Ok(Package { onnx, labels, preprocess, info, place: place.into() })
+    }
+}
+
+/// The manifest of an export.
+///
+/// # Errors
+/// Where there is none, or it is that of something else.
+pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest> {
+    let manifest = Manifest::read(folder).map_err(|error| match fs::metadata(folder) {
+        Ok(found) if found.is_dir() => RecipeError::records(format!("cannot open {}", folder.display()), error),
+        Ok(_) => unusable(folder, "it is a file", "give the folder that export has written"),
+        Err(error) => RecipeError::file("open", folder, error),
+    })?;
+    let missing: Vec<&str> =
+        LIMITS.iter().map(|(name, _)| *name).filter(|name| described(&manifest, name).is_none()).collect();
+    if !missing.is_empty() {
+        let cause = format!("its manifest does not describe {}", missing.join(", "));
+        return Err(unusable(folder, cause, "give the folder that export has written"));
+    }
+    Ok(manifest)
+}
+
+/// Compares the files of these `names` with the manifest.
+///
+/// # Errors
+/// With the fault of each that differs.
+pub(crate) fn check_files(folder: &Path, manifest: &Manifest, names: &[&str]) -> Result<()> {
+    let is_meant = |name: &str| names.contains(&name);
+    let files = manifest.files.iter().filter(|file| is_meant(&file.name)).cloned().collect();
+    let found = Manifest { files, ..Manifest::default() }.verify(folder);
+    if found.is_intact() {
+        return Ok(());
+    }
+    let faults = found.to_string().replace('\n', "; ");
+    Err(unusable(folder, faults, "copy the folder again, or export the network again"))
+}
+
+fn described<'a>(manifest: &'a Manifest, name: &str) -> Option<&'a burn_nccl_records::ManifestFile> {
+    manifest.files.iter().find(|file| file.name == name)
+}
+
+fn unusable(place: &Path, cause: impl Into<String>, remedy: &str) -> RecipeError {
+    RecipeError::failure(format!("{} cannot be used as an export", place.display()), cause, remedy)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
