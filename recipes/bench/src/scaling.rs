@@ -4,9 +4,9 @@ use clap::Args;
 use recipe_common::Result;
 
 use crate::engine::{Measured, Variant, median};
-use crate::machine::Machine;
+use recipe_common::machine::Machine;
 use crate::model::ring_factor;
-use crate::output::{digits, print, table, time};
+use recipe_common::output::{digits, print, table, time};
 use crate::sides::{Sides, Transport};
 use crate::size::Size;
 

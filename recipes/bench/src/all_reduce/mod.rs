@@ -10,8 +10,8 @@ use recipe_common::Result;
 
 use self::results::Results;
 use crate::engine::{Measured, Variant};
-use crate::machine::Machine;
-use crate::output::{check_writable, print, save};
+use recipe_common::machine::Machine;
+use recipe_common::output::{check_writable, print, save};
 use crate::sides::{Sides, Transport};
 use crate::size::Size;
 

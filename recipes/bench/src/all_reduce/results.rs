@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::engine::{Variant, median};
-use crate::machine::Machine;
+use recipe_common::machine::Machine;
 use crate::model::ring_factor;
 
 /// Below this, caches hold what is reduced, and the memory's bandwidth says nothing.

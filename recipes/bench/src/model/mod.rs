@@ -10,7 +10,7 @@ use recipe_common::Result;
 
 use self::cost::{by_parts, ring_of_hosts};
 use self::figures::{Figures, INFINIBAND, NVLINK, measured_bandwidth, network};
-use crate::output::{digits, print, table, time};
+use recipe_common::output::{digits, print, table, time};
 use crate::size::Size;
 
 pub(crate) use cost::ring_factor;
