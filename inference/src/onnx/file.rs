@@ -8,7 +8,7 @@ use prost::Message;
 use tract_onnx::pb::ModelProto;
 
 use super::{COPY, Signature, WeightType, foreign, format, graph, rewrite, wire};
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// An image classifier in ONNX whose structure has been checked.
 #[derive(Clone, Debug)]
@@ -46,7 +46,9 @@ impl Onnx {
 
     /// Checks the bytes of a file.
     ///
-    /// Takes no more memory than eight times the bytes, and 64 MiB.
+    /// Takes as much memory as the bytes and the largest tensor where most of the bytes are those of weights, and never
+    /// more than 24 times the bytes and 64 MiB. Constants that are listed as inputs too, as old exporters do, are taken
+    /// for constants.
     ///
     /// # Errors
     ///
@@ -115,6 +117,13 @@ impl Onnx {
     /// already; for int8 before opset 13, which has no scales per channel. The network is then as before.
     pub fn set_weights(&mut self, weights: WeightType) -> Result<()> {
         rewrite::narrow(&mut self.proto, weights)
+    }
+}
+
+impl Drop for Onnx {
+    fn drop(&mut self) {
+        drop(std::mem::take(&mut self.proto));
+        memory::give_back();
     }
 }
 

@@ -9,6 +9,7 @@ mod signature;
 mod tensor;
 mod values;
 mod weight_type;
+mod windows;
 mod wire;
 
 pub use file::Onnx;

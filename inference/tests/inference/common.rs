@@ -16,9 +16,10 @@ pub(crate) fn python() -> Option<PathBuf> {
     python
 }
 
-/// Tells of a test that is left out.
+/// Tells of a test that is left out, by the name that its thread has.
 pub(crate) fn skip(reason: &str) {
-    writeln!(std::io::stderr(), "skipped: {reason}").unwrap();
+    let thread = std::thread::current();
+    let _ = writeln!(std::io::stderr(), "skipped: {}: {reason}", thread.name().unwrap_or("test"));
 }
 
 /// Options that find the ONNX Runtime of the Python environment, if there is one.

@@ -2,8 +2,9 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::time::Instant;
 
-use burn_nccl_inference::{EngineChoice, EngineKind, Onnx, load};
+use burn_nccl_inference::{EngineChoice, EngineKind, Onnx, WeightType, load};
 
 use crate::common::options;
 use crate::testing::{Conv, Net, Random};
@@ -128,22 +129,62 @@ fn reading_takes_what_the_file_has_and_its_largest_tensor_once_more() {
     assert!(taken < bytes.len() + largest + (1 << 17), "{taken} for {}", bytes.len());
 }
 
-#[test]
-fn what_is_accepted_of_damaged_files_is_changed_and_loaded_without_a_panic() {
-    let bytes = small().bytes();
-    let mut random = Random(0xdead_beef);
-    for round in 0..300 {
-        let mut damaged = bytes.clone();
-        for _ in 0..=round % 3 {
-            let place = random.below(damaged.len());
-            damaged[place] ^= 1 << random.below(8);
+/// How long the last test looks for a file that does harm: a second, or what `BURN_NCCL_FUZZ_SECONDS` says.
+fn seconds() -> f64 {
+    std::env::var("BURN_NCCL_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(1.0)
+}
+
+/// Bits, bytes and pieces changed in a few places.
+fn damage(bytes: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut damaged = bytes.to_vec();
+    for _ in 0..=random.below(4) {
+        let place = random.below(damaged.len());
+        let length = random.below(16).min(damaged.len() - place);
+        match random.below(5) {
+            0 => damaged[place] = random.bits() as u8,
+            1 => drop(damaged.drain(place..place + length)),
+            2 => damaged.copy_within(place..place + length, random.below(bytes.len() / 2).min(place)),
+            3 => damaged[place..place + length].fill(0xff),
+            _ => damaged[place] ^= 1 << random.below(8),
         }
-        let Ok(mut onnx) = Onnx::from_bytes(&damaged) else { continue };
-        let _ = onnx.fold_batch_norms();
-        for weights in burn_nccl_inference::WeightType::ALL {
-            let _ = onnx.set_weights(weights);
-        }
-        Onnx::from_bytes(&onnx.to_bytes()).unwrap();
-        drop(load(&onnx, EngineChoice::Only(EngineKind::Tract), &options()));
     }
+    damaged
+}
+
+#[test]
+fn what_is_accepted_of_damaged_files_is_changed_loaded_and_run_without_a_panic() {
+    let bytes = small().bytes();
+    let start = Instant::now();
+    let (mut accepted, mut loaded) = (0, 0);
+    for seed in 1_u64.. {
+        if start.elapsed().as_secs_f64() > seconds() {
+            break;
+        }
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let damaged = damage(&bytes, &mut random);
+        let Ok(mut onnx) = Onnx::from_bytes(&damaged) else { continue };
+        accepted += 1;
+        if random.below(2) == 0 {
+            let _ = onnx.fold_batch_norms();
+            let _ = onnx.set_weights(WeightType::ALL[random.below(3)]);
+            if let Err(error) = Onnx::from_bytes(&onnx.to_bytes()) {
+                panic!("seed {seed}: what was written is refused: {error}");
+            }
+        }
+        for kind in [EngineKind::Tract] {
+            let Ok(mut engine) = load(&onnx, EngineChoice::Only(kind), &options()) else { continue };
+            loaded += 1;
+            let signature = onnx.signature();
+            let batch = signature.batch.unwrap_or(1);
+            if batch * signature.image_values() > 1 << 20 {
+                continue;
+            }
+            let mut logits = Vec::new();
+            let images = vec![0.5; batch * signature.image_values()];
+            if engine.run(batch, &images, &mut logits).is_ok() {
+                assert_eq!(logits.len(), batch * signature.classes, "seed {seed}");
+            }
+        }
+    }
+    assert!(accepted > 10 && loaded > 5, "{accepted} accepted, {loaded} loaded");
 }
