@@ -171,6 +171,25 @@ mod tests {
     }
 
     #[test]
+    fn cmyk_progressive_and_palette_files_have_the_colours_that_pillow_sees() {
+        let cases: [(&[u8], usize, [u8; 3]); 4] = [
+            (include_bytes!("test_images/cmyk.jpg"), 0, [200, 40, 90]),
+            (include_bytes!("test_images/progressive.jpg"), 0, [0, 0, 127]),
+            (include_bytes!("test_images/progressive.jpg"), 255, [240, 240, 128]),
+            (include_bytes!("test_images/palette.png"), 1, [255, 0, 0]),
+        ];
+        for (bytes, at, expected) in cases {
+            let image = decode(bytes).unwrap();
+            let plane = image.height * image.width;
+            for (channel, expected) in expected.into_iter().enumerate() {
+                let found = image.pixels[channel * plane + at];
+                // Decoders round the inverse transform and the colours in ways of their own.
+                assert!(found.abs_diff(expected) <= 3, "{found} is not {expected}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_no_jpeg_or_png_is_named() {
         for (bytes, expected) in [
             (b"GIF89a......".as_slice(), "a GIF image"),

@@ -114,8 +114,7 @@ fn agree(children: &mut [(Side, Child, Measured)]) -> Result<()> {
             continue;
         };
         let largest = first.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-        let difference =
-            first.iter().zip(&logits).fold(0f32, |largest, (a, b)| largest.max((a - b).abs()));
+        let difference = first.iter().zip(&logits).fold(0f32, |largest, (a, b)| largest.max((a - b).abs()));
         // Written so that what is no number does not pass.
         let agrees = first.len() == logits.len() && difference <= side::TOLERANCE * largest;
         if !agrees {

@@ -106,7 +106,9 @@ impl Side {
             Program::Python(_) => {
                 "give --peer-python the Python of an environment with torch, torchvision, safetensors and onnxruntime"
             }
-            Program::Engine(EngineKind::OnnxRuntime) => "leave out --onnxruntime, or give the path of its library",
+            Program::Engine(EngineKind::OnnxRuntime) => {
+                "leave out --onnxruntime, or give the path of its library"
+            }
             _ => "check the export with recipe-resnet-export verify",
         }
     }
