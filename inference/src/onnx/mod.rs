@@ -3,9 +3,13 @@
 mod file;
 mod foreign;
 mod graph;
+mod rename;
+mod rewrite;
 mod signature;
 mod tensor;
+mod values;
 mod weight_type;
+mod windows;
 mod wire;
 
 pub use file::Onnx;

@@ -48,7 +48,7 @@ impl BurnEngine {
         let shape = [batch, channels, height, width];
         let images = Tensor::<4>::from_data(TensorData::new(images.to_vec(), shape), &self.device);
         let data = self.network.forward(images).try_into_data().map_err(|error| error.to_string())?;
-        data.into_vec::<f32>().map_err(|error| format!("{error:?}"))
+        data.try_into_vec::<f32>().map_err(|error| format!("{error:?}"))
     }
 }
 

@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn joined_differences_are_those_of_all_images() {
-        let (a, b) = (Difference::of(&[8.0, 1.0], &[8.0, 2.0], 2), Difference::of(&[0.0, 1.0], &[1.0, 0.0], 2));
+        let (a, b) =
+            (Difference::of(&[8.0, 1.0], &[8.0, 2.0], 2), Difference::of(&[0.0, 1.0], &[1.0, 0.0], 2));
         let joined = a.join(b);
         assert_eq!((joined.absolute, joined.scale, joined.relative()), (1.0, 8.0, 0.125));
         assert_eq!((joined.agreeing, joined.images), (1, 2));

@@ -7,13 +7,16 @@ use recipe_common::command_line;
 
 mod bench;
 mod bundle;
+mod burn_engine;
 mod classifier;
 mod classify;
+mod comparison;
 mod engine_options;
 mod export;
 mod import;
 mod package;
 mod serve;
+mod test_images;
 mod verify;
 
 /// Export a trained network to ONNX, check it, and classify images with it: by command or over HTTP.

@@ -47,9 +47,8 @@ pub(super) fn find(path: &Path, options: &NetworkOptions) -> Result<Found> {
     let run = RunSettings::of(&source);
     let config = match source.architecture::<ResNetConfig>() {
         Ok(config) => config,
-        Err(Error::NoArchitecture { .. }) => {
-            assemble(&source, options, &run).map_err(|(why, remedy)| RecipeError::usage(what(), why, remedy))?
-        }
+        Err(Error::NoArchitecture { .. }) => assemble(&source, options, &run)
+            .map_err(|(why, remedy)| RecipeError::usage(what(), why, remedy))?,
         Err(error) => return Err(RecipeError::records(what(), error)),
     };
     contradiction(options, &config, classes(&source)).map_or(Ok(()), |why| {
@@ -68,7 +67,8 @@ fn assemble(
         let why = "it holds weights and does not say of which network".to_owned();
         (why, "give --model, such as --model resnet50")
     })?;
-    let no_tensor = |name| (format!("it has no tensor `{name}`, as a {depth} has"), "check --from and --model");
+    let no_tensor =
+        |name| (format!("it has no tensor `{name}`, as a {depth} has"), "check --from and --model");
     let first = shape(source, "conv1.weight").ok_or_else(|| no_tensor("conv1.weight"))?;
     let &[_, input_channels, _, kernel] = first else { return Err(no_tensor("conv1.weight")) };
     let told = if kernel == IMAGENET_KERNEL { Stem::ImageNet } else { Stem::Cifar };

@@ -25,7 +25,9 @@ static RECORDING: Mutex<()> = Mutex::new(());
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OnnxError {
     /// Batch normalisation would export the statistics of a batch.
-    #[error("the network is in training mode: `{parameter}` is on a device with autodiff; export its `valid()`")]
+    #[error(
+        "the network is in training mode: `{parameter}` is on a device with autodiff; export its `valid()`"
+    )]
     Training {
         /// The first parameter that is.
         parameter: String,
@@ -41,7 +43,9 @@ pub(crate) enum OnnxError {
         reason: String,
     },
     /// The operations or their sizes depend on the batch in a way that one file cannot hold.
-    #[error("{operation} {place} does not work for every batch size: {reason}; write it without the batch's size")]
+    #[error(
+        "{operation} {place} does not work for every batch size: {reason}; write it without the batch's size"
+    )]
     FixedBatch {
         /// Burn's name of the operation.
         operation: String,
@@ -51,7 +55,9 @@ pub(crate) enum OnnxError {
         reason: String,
     },
     /// The forward pass wants a value that does not exist while operations are only recorded.
-    #[error("the forward pass cannot be recorded: {reason}; it must neither read values of tensors nor branch on them")]
+    #[error(
+        "the forward pass cannot be recorded: {reason}; it must neither read values of tensors nor branch on them"
+    )]
     NotRecordable {
         /// The panic's message.
         reason: String,
@@ -97,12 +103,8 @@ fn export<M: Module>(
     forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
 ) -> Result<Vec<u8>, ExportError> {
     let [sample, validation] = BATCHES.map(|batch| zeros([batch, channels, height, width]));
-    let spec = InputSpec::new([
-        AxisSpec::dynamic("batch"),
-        AxisSpec::Static,
-        AxisSpec::Static,
-        AxisSpec::Static,
-    ]);
+    let spec =
+        InputSpec::new([AxisSpec::dynamic("batch"), AxisSpec::Static, AxisSpec::Static, AxisSpec::Static]);
     let exporter = OnnxExporter::new().opset(OPSET);
     exporter.export_dynamic(module, sample, validation, &[spec], forward).map(|model| model.into_bytes())
 }
@@ -184,4 +186,159 @@ fn training_parameter(module: &impl Module) -> Option<String> {
     let mut finder = Finder::default();
     module.visit(&mut finder);
     finder.found
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::conv::{Conv2d, Conv2dConfig};
+    use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+    use burn::tensor::activation::relu;
+    use burn_nccl_inference::{EngineChoice, EngineKind, EngineOptions, Onnx, load};
+
+    use super::*;
+
+    const IMAGE: [usize; 3] = [3, 4, 4];
+
+    /// A convolution, a stage of two layers and a classifier.
+    #[derive(Module, Debug)]
+    struct Small {
+        conv1: Conv2d,
+        stage: Vec<Layer>,
+        fc: Linear,
+    }
+
+    #[derive(Module, Debug)]
+    struct Layer {
+        conv: Conv2d,
+        bn: BatchNorm,
+    }
+
+    impl Small {
+        fn new(device: &Device) -> Self {
+            let conv = |channels| Conv2dConfig::new([channels, 2], [1, 1]).init(device);
+            let layer = || Layer { conv: conv(2), bn: BatchNormConfig::new(2).init(device) };
+            Self {
+                conv1: conv(3),
+                stage: vec![layer(), layer()],
+                fc: LinearConfig::new(2 * 4 * 4, 5).init(device),
+            }
+        }
+
+        /// With `between` behind the first layer of the stage.
+        fn run(&self, images: Tensor<4>, between: impl Fn(Tensor<4>) -> Tensor<4>) -> Tensor<2> {
+            let mut x = relu(self.conv1.forward(images));
+            for (index, layer) in self.stage.iter().enumerate() {
+                x = layer.bn.forward(layer.conv.forward(x));
+                x = if index == 0 { between(x) } else { relu(x) };
+            }
+            self.fc.forward(x.flatten(1, 3))
+        }
+    }
+
+    fn small() -> Small {
+        Small::new(&Device::flex())
+    }
+
+    #[test]
+    fn an_operation_that_cannot_be_exported_is_named_with_the_layers_around_it() {
+        let error = to_onnx(&small(), IMAGE, |small, images| small.run(images, Tensor::sin)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "Sin after `stage.0.bn` and before `stage.1.conv` cannot be exported to ONNX; replace it in the forward pass"
+        );
+    }
+
+    #[test]
+    fn the_first_and_the_last_operation_have_a_layer_on_one_side() {
+        let place = |forward: fn(&Small, Tensor<4>) -> Tensor<2>| match to_onnx(&small(), IMAGE, forward) {
+            Err(OnnxError::Unsupported { operation, place, .. }) => (operation, place.to_string()),
+            other => panic!("{other:?}"),
+        };
+        let first = place(|small, images| small.run(images.sin(), relu));
+        assert_eq!(first, ("Sin".into(), "before `conv1`".into()));
+        let last = place(|small, images| small.run(images, relu).sin());
+        assert_eq!(last, ("Sin".into(), "after `fc`".into()));
+        let within = place(|small, images| {
+            small.run(images, relu) * small.fc.bias.as_ref().unwrap().val().sin().unsqueeze()
+        });
+        assert_eq!(within, ("Sin".into(), "in `fc`".into()));
+        let outside = place(|_, images| images.flatten::<2>(1, 3).sin());
+        assert_eq!(outside, ("Sin".into(), "outside of any layer".into()));
+    }
+
+    #[test]
+    fn what_depends_on_the_batch_size_is_named_with_its_place() {
+        let sliced = to_onnx(&small(), IMAGE, |small, images| {
+            small.run(images, |x| {
+                let [batch, ..] = x.dims();
+                x.clone().slice([0..batch]) + x
+            })
+        });
+        match sliced.unwrap_err() {
+            OnnxError::FixedBatch { operation, place, .. } => {
+                assert_eq!(operation, "Slice");
+                assert_eq!(place.to_string(), "after `stage.0.bn` and before `stage.1.conv`");
+            }
+            other => panic!("{other}"),
+        }
+        // One more operation for three images than for two.
+        let counted = to_onnx(&small(), IMAGE, |small, images| {
+            small.run(images, |x| if x.dims()[0] == 3 { relu(relu(x)) } else { relu(x) })
+        });
+        assert!(matches!(counted.unwrap_err(), OnnxError::FixedBatch { .. } | OnnxError::Exporter { .. }));
+    }
+
+    #[test]
+    fn a_forward_pass_that_reads_values_is_refused_as_such() {
+        let forward = |small: &Small, images: Tensor<4>| {
+            let brightness = images.clone().mean().into_data().try_to_vec::<f32>().unwrap()[0];
+            small.run(images, |x| x * brightness)
+        };
+        let error = to_onnx(&small(), IMAGE, forward).unwrap_err();
+        assert!(matches!(error, OnnxError::NotRecordable { .. }), "{error}");
+        // And what comes after it is not disturbed.
+        to_onnx(&small(), IMAGE, |small, images| small.run(images, relu)).unwrap();
+    }
+
+    #[test]
+    fn a_module_in_training_mode_is_refused_and_its_evaluation_form_is_not() {
+        // E5: batch statistics must not be exported.
+        let training = Small::new(&Device::flex().autodiff());
+        let forward = |small: &Small, images: Tensor<4>| small.run(images, relu);
+        let error = to_onnx(&training, IMAGE, forward).unwrap_err();
+        assert!(
+            matches!(&error, OnnxError::Training { parameter } if parameter == "conv1.weight"),
+            "{error}"
+        );
+        to_onnx(&training.valid(), IMAGE, forward).unwrap();
+    }
+
+    #[test]
+    fn a_trained_module_is_exported_with_its_running_statistics() {
+        // E5: the exported file gives what `valid()` gives, and not what training gives.
+        let device = Device::flex();
+        let training = Small::new(&device.clone().autodiff());
+        let images = |count: usize, device: &Device| {
+            let values = crate::test_images::random_values(count * 48);
+            Tensor::<4>::from_data(burn::tensor::TensorData::new(values, [count, 3, 4, 4]), device)
+        };
+        let forward = |small: &Small, images: Tensor<4>| small.run(images, relu);
+        for _ in 0..3 {
+            forward(&training, images(8, &device.clone().autodiff()) * 3.0 + 1.0);
+        }
+        let in_training = forward(&training, images(2, &device.clone().autodiff())).into_data();
+        let valid = training.valid();
+        let expected = forward(&valid, images(2, &device)).into_data();
+        let onnx = Onnx::from_bytes(&to_onnx(&valid, IMAGE, forward).unwrap()).unwrap();
+        let options = EngineOptions::default().with_threads(1);
+        let mut engine = load(&onnx, EngineChoice::Only(EngineKind::Tract), &options).unwrap();
+        let mut logits = Vec::new();
+        engine.run(2, &crate::test_images::random_values(96), &mut logits).unwrap();
+        let far = |data: &burn::tensor::TensorData| {
+            let expected = data.iter::<f32>();
+            expected.zip(&logits).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
+        };
+        assert!(far(&expected) < 1e-5, "{}", far(&expected));
+        assert!(far(&in_training) > 1e-2, "{}", far(&in_training));
+    }
 }

@@ -46,7 +46,10 @@ impl RunSettings {
             model: Some(Depth::from_str(text("model")?).ok()?),
             stem: Some(Stem::from_str(text("stem")?).ok()?),
             data: text("data").and_then(|data| DataSource::from_str(data).ok()),
-            image_size: config.get("image-size").and_then(Value::as_u64).and_then(|size| size.try_into().ok()),
+            image_size: config
+                .get("image-size")
+                .and_then(Value::as_u64)
+                .and_then(|size| size.try_into().ok()),
             norm: if text("norm") == Some("sync-batch") { NormConfig::SyncBatch } else { NormConfig::Batch },
         })
     }

@@ -204,7 +204,8 @@ fn remove(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         // Hidden ones are what writers of single files leave when they are killed.
-        if name.to_str().is_some_and(|name| is_ours(name) || name.starts_with('.') && name.ends_with(".tmp")) {
+        if name.to_str().is_some_and(|name| is_ours(name) || name.starts_with('.') && name.ends_with(".tmp"))
+        {
             let _ = fs::remove_file(entry.path());
         }
     }

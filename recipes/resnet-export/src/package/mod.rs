@@ -95,8 +95,9 @@ impl Package {
     /// # Errors
     /// Where a file is missing, altered, too large, or does not fit the others; each one is named.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
-        let manifest = read_manifest(folder)?;
-        check_files(folder, &manifest, &LIMITS.map(|(name, _)| name))?;
+        let needed = LIMITS.map(|(name, _)| name);
+        let manifest = read_manifest(folder, &needed)?;
+        check_files(folder, &manifest, |name| needed.contains(&name))?;
         for (name, limit) in LIMITS {
             let bytes = described(&manifest, name).map_or(0, |file| file.bytes);
             if bytes > limit {
@@ -122,8 +123,8 @@ impl Package {
         if files.manifest.len() > MAX_MANIFEST_BYTES {
             return Err(damaged(format!("its manifest has {} bytes", files.manifest.len())));
         }
-        let manifest: Manifest =
-            serde_json::from_slice(files.manifest).map_err(|error| damaged(format!("its manifest: {error}")))?;
+        let manifest: Manifest = serde_json::from_slice(files.manifest)
+            .map_err(|error| damaged(format!("its manifest: {error}")))?;
         for (name, bytes) in files.files() {
             let expected = described(&manifest, name)
                 .ok_or_else(|| damaged(format!("its manifest does not describe {name}")))?;
@@ -170,18 +171,20 @@ impl Contents<'_> {
     }
 }
 
-/// The manifest of an export.
+/// The manifest of an export, which describes the files of these `names`.
 ///
 /// # Errors
 /// Where there is none, or it is that of something else.
-pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest> {
+pub(crate) fn read_manifest(folder: &Path, names: &[&str]) -> Result<Manifest> {
     let manifest = Manifest::read(folder).map_err(|error| match fs::metadata(folder) {
-        Ok(found) if found.is_dir() => RecipeError::records(format!("cannot open {}", folder.display()), error),
+        Ok(found) if found.is_dir() => {
+            RecipeError::records(format!("cannot open {}", folder.display()), error)
+        }
         Ok(_) => unusable(folder, "it is a file", "give the folder that export has written"),
         Err(error) => RecipeError::file("open", folder, error),
     })?;
     let missing: Vec<&str> =
-        LIMITS.iter().map(|(name, _)| *name).filter(|name| described(&manifest, name).is_none()).collect();
+        names.iter().copied().filter(|name| described(&manifest, name).is_none()).collect();
     if !missing.is_empty() {
         let cause = format!("its manifest does not describe {}", missing.join(", "));
         return Err(unusable(folder, cause, "give the folder that export has written"));
@@ -189,12 +192,11 @@ pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Compares the files of these `names` with the manifest.
+/// Compares the files with the manifest, those whose name `is_meant`.
 ///
 /// # Errors
 /// With the fault of each that differs.
-pub(crate) fn check_files(folder: &Path, manifest: &Manifest, names: &[&str]) -> Result<()> {
-    let is_meant = |name: &str| names.contains(&name);
+pub(crate) fn check_files(folder: &Path, manifest: &Manifest, is_meant: impl Fn(&str) -> bool) -> Result<()> {
     let files = manifest.files.iter().filter(|file| is_meant(&file.name)).cloned().collect();
     let found = Manifest { files, ..Manifest::default() }.verify(folder);
     if found.is_intact() {

@@ -42,12 +42,13 @@ impl Preprocess {
             }
         }
         let [_, height, width] = self.input;
-        let picture =
-            Image { pixels: vec![0; 3 * height * width], channels: 3, height, width, label: 0 };
+        let picture = Image { pixels: vec![0; 3 * height * width], channels: 3, height, width, label: 0 };
         let found = self.transformed(&picture, &mut Scratch::default(), &mut Vec::new());
         match found {
             Ok(found) if found == self.input => Ok(()),
-            Ok(found) => Err(format!("the transforms end in {found:?} and the network takes {:?}", self.input)),
+            Ok(found) => {
+                Err(format!("the transforms end in {found:?} and the network takes {:?}", self.input))
+            }
             Err(error) => Err(error.to_string()),
         }
     }
@@ -112,7 +113,9 @@ impl Preprocess {
 /// The longest side that a transform makes by itself, 0 where it keeps the image's; none for one that is random.
 fn largest_side(transform: &Transform) -> Option<usize> {
     match *transform {
-        Transform::Resize { height, width } | Transform::CenterCrop { height, width } => Some(height.max(width)),
+        Transform::Resize { height, width } | Transform::CenterCrop { height, width } => {
+            Some(height.max(width))
+        }
         Transform::ResizeShorter { size } => Some(size),
         Transform::ToRgb | Transform::Normalize(_) => Some(0),
         Transform::RandomCrop { .. }

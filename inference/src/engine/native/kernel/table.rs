@@ -1,0 +1,89 @@
+//! The kernel for each number of pixels and blocks, and for each instruction set.
+
+#[cfg(target_arch = "x86_64")]
+use super::super::simd::{Avx2, Avx512};
+use super::super::simd::{Isa, Portable};
+use super::tile::{Tile, compute};
+
+/// Computes a [`Tile`], under the promises that its formula asks.
+pub(in super::super) type Kernel = unsafe fn(&Tile);
+
+/// The kernels of one instruction set. As many sums are kept as it has registers for.
+pub(in super::super) struct Kernels {
+    /// Most output pixels at a time.
+    pub(in super::super) pixels: usize,
+    /// Most blocks of output channels at a time.
+    pub(in super::super) blocks: usize,
+    /// Of each number of blocks, less one, those of each number of pixels, less one.
+    table: &'static [&'static [Kernel]],
+}
+
+impl Kernels {
+    /// Those of an instruction set.
+    pub(in super::super) fn of(isa: Isa) -> &'static Self {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &AVX2,
+            Isa::Portable => &PORTABLE,
+        }
+    }
+
+    /// The kernels of a number of blocks, by the number of pixels less one.
+    pub(in super::super) fn by_pixels(&self, blocks: usize) -> &'static [Kernel] {
+        self.table[blocks - 1]
+    }
+}
+
+macro_rules! row {
+    ($entry:ident, $blocks:literal, [$($pixels:literal)*]) => {
+        &[$($entry::<$pixels, $blocks>),*]
+    };
+}
+
+/// 28 sums, two weights and one input in 32 registers.
+#[cfg(target_arch = "x86_64")]
+static AVX512: Kernels = Kernels {
+    pixels: 14,
+    blocks: 2,
+    table: &[
+        row!(tile_avx512, 1, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+        row!(tile_avx512, 2, [1 2 3 4 5 6 7 8 9 10 11 12 13 14]),
+    ],
+};
+
+/// 12 sums, two weights and one input in 16 registers; a block takes two.
+#[cfg(target_arch = "x86_64")]
+static AVX2: Kernels = Kernels { pixels: 6, blocks: 1, table: &[row!(tile_avx2, 1, [1 2 3 4 5 6])] };
+
+/// Eight sums and four weights in the 16 registers of SSE2; a block takes four.
+static PORTABLE: Kernels = Kernels { pixels: 2, blocks: 1, table: &[row!(tile_portable, 1, [1 2])] };
+
+/// # Safety
+///
+/// As [`compute`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn tile_avx512<const PIXELS: usize, const BLOCKS: usize>(tile: &Tile) {
+    // SAFETY: the caller keeps the promises of `compute`.
+    unsafe { compute::<Avx512, PIXELS, BLOCKS>(tile) }
+}
+
+/// # Safety
+///
+/// As [`compute`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile_avx2<const PIXELS: usize, const BLOCKS: usize>(tile: &Tile) {
+    // SAFETY: the caller keeps the promises of `compute`.
+    unsafe { compute::<Avx2, PIXELS, BLOCKS>(tile) }
+}
+
+/// # Safety
+///
+/// As [`compute`].
+unsafe fn tile_portable<const PIXELS: usize, const BLOCKS: usize>(tile: &Tile) {
+    // SAFETY: the caller keeps the promises of `compute`.
+    unsafe { compute::<Portable, PIXELS, BLOCKS>(tile) }
+}
