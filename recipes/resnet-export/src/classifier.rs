@@ -40,6 +40,12 @@ impl Classifier {
         Ok(Self { engine, labels: package.labels.clone(), logits: Vec::new() })
     }
 
+    /// One of this engine, for tests of what stands around it.
+    #[cfg(test)]
+    pub(crate) fn of(engine: Box<dyn Engine>, labels: Vec<String>) -> Self {
+        Self { engine, labels, logits: Vec::new() }
+    }
+
     /// The engine's name and version.
     pub(crate) fn engine(&self) -> String {
         self.engine.name()

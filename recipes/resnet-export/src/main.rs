@@ -15,6 +15,8 @@ mod engine_options;
 mod export;
 mod import;
 mod package;
+mod picture;
+mod process;
 mod serve;
 mod test_images;
 mod verify;

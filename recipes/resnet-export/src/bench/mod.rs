@@ -11,6 +11,11 @@ pub(crate) mod worker;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[allow(dead_code, reason = "the measurement of the service calls it")]
+pub(crate) mod client;
+#[allow(dead_code, reason = "the measurement of the service calls it")]
+pub(crate) mod load;
+
 use clap::Args;
 use recipe_common::machine::Machine;
 use recipe_common::output::{check_writable, print, save};

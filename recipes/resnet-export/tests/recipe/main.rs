@@ -1,6 +1,12 @@
 //! The built recipe, run as a user runs it.
 
+mod bundle;
+mod classify;
 mod export;
 mod fixtures;
+mod fuzz;
 mod interrupted;
+mod page;
+mod serve;
+mod support;
 mod verify;
