@@ -70,7 +70,10 @@ mod tests {
         let before = logits(&onnx);
         onnx.rename("images", "classes").unwrap();
         let read = Onnx::from_bytes(&onnx.to_bytes()).unwrap();
-        assert_eq!((read.signature().input.as_str(), read.signature().output.as_str()), ("images", "classes"));
+        assert_eq!(
+            (read.signature().input.as_str(), read.signature().output.as_str()),
+            ("images", "classes")
+        );
         assert_eq!(logits(&read), before);
     }
 

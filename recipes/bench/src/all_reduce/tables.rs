@@ -1,8 +1,8 @@
 //! The results as Markdown.
 
 use super::results::{Cell, Results};
-use recipe_common::output::{digits, table, time};
 use crate::size::Size;
+use recipe_common::output::{digits, table, time};
 
 pub(super) fn markdown(results: &Results) -> String {
     let times = grid(results, |cell| match cell.gloo_ratio_median {

@@ -1,6 +1,8 @@
 //! `bench`: the engines beside each other, and beside Python's.
 
 mod child;
+pub(crate) mod client;
+pub(crate) mod load;
 mod peer;
 mod results;
 mod service;
@@ -10,11 +12,6 @@ pub(crate) mod worker;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-#[allow(dead_code, reason = "the measurement of the service calls it")]
-pub(crate) mod client;
-#[allow(dead_code, reason = "the measurement of the service calls it")]
-pub(crate) mod load;
 
 use clap::Args;
 use recipe_common::machine::Machine;
@@ -114,8 +111,7 @@ fn agree(children: &mut [(Side, Child, Measured)]) -> Result<()> {
             continue;
         };
         let largest = first.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-        let difference =
-            first.iter().zip(&logits).fold(0f32, |largest, (a, b)| largest.max((a - b).abs()));
+        let difference = first.iter().zip(&logits).fold(0f32, |largest, (a, b)| largest.max((a - b).abs()));
         // Written so that what is no number does not pass.
         let agrees = first.len() == logits.len() && difference <= side::TOLERANCE * largest;
         if !agrees {

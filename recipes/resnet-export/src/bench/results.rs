@@ -104,7 +104,8 @@ impl Results {
             .map(|row| (row.threads, Row::medians(&row.latency_seconds)))
             .collect();
         for row in &mut self.rows {
-            let batches = if row.batch_seconds.is_empty() { &row.latency_seconds } else { &row.batch_seconds };
+            let batches =
+                if row.batch_seconds.is_empty() { &row.latency_seconds } else { &row.batch_seconds };
             let size = if row.batch_seconds.is_empty() { 1 } else { self.batch_size };
             row.images_per_second = size as f64 / quantile(&Row::medians(batches), 0.5);
             let reference = references.iter().find(|(threads, _)| *threads == row.threads);
@@ -126,9 +127,8 @@ impl fmt::Display for Results {
              the latency of ONNX Runtime in Python (median of the rounds' ratios):\n",
             self.network, self.rounds, self.batch_size
         )?;
-        let header = [
-            "engine", "threads", "p50", "p99", "ratio", "images/s", "peak MB", "load", "on disk MB",
-        ];
+        let header =
+            ["engine", "threads", "p50", "p99", "ratio", "images/s", "peak MB", "load", "on disk MB"];
         let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
         f.write_str(&table(&header.map(str::to_owned), &rows))?;
         for absent in &self.absent {
@@ -157,7 +157,7 @@ fn cells(row: &Row) -> Vec<String> {
 }
 
 /// The value below which a `part` of the values lies, by the nearest rank; 0 of none.
-pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
+pub(crate) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let rank = (part * sorted.len() as f64).ceil() as usize;
@@ -173,7 +173,10 @@ mod tests {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         // By the definition: the smallest value with at least that part of all at or below it.
         assert_eq!([0.5, 0.99, 0.991, 1.0].map(|part| quantile(&values, part)), [50.0, 99.0, 100.0, 100.0]);
-        assert_eq!((quantile(&[3.0, 1.0, 2.0], 0.5), quantile(&[7.0], 0.99), quantile(&[], 0.5)), (2.0, 7.0, 0.0));
+        assert_eq!(
+            (quantile(&[3.0, 1.0, 2.0], 0.5), quantile(&[7.0], 0.99), quantile(&[], 0.5)),
+            (2.0, 7.0, 0.0)
+        );
     }
 
     fn row(engine: &str, threads: usize, latency: &[&[f64]], is_reference: bool) -> Row {

@@ -19,6 +19,7 @@ const IMAGE_SIZE: usize = 224;
 /// An export: the user's, or one made for the measurement and removed with this value.
 pub(super) struct Subject {
     folder: PathBuf,
+    input: [usize; 3],
     description: String,
     _made: Option<TempDir>,
 }
@@ -37,16 +38,21 @@ impl Subject {
             }
         };
         let package = Package::open(&folder)?;
-        let [channels, height, width] = package.preprocess.input;
+        let input @ [channels, height, width] = package.preprocess.input;
         let depth = package.info.architecture["depth"].as_str().unwrap_or("network").to_owned();
         let weights = &package.info.weights;
         let description = format!("{depth}, 1 x {channels} x {height} x {width}, weights in {weights},");
-        Ok(Self { folder, description, _made: made })
+        Ok(Self { folder, input, description, _made: made })
     }
 
     /// Where the export is.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Channels, height and width of its images.
+    pub(super) fn input(&self) -> [usize; 3] {
+        self.input
     }
 
     /// The network in words.
@@ -57,7 +63,8 @@ impl Subject {
 
 /// Exports a network with random weights, by the command that exports any other; returns the export's folder.
 fn make(folder: &Path) -> Result<PathBuf> {
-    let (model, labels, export) = (folder.join("model.bpk"), folder.join("labels.txt"), folder.join("export"));
+    let (model, labels, export) =
+        (folder.join("model.bpk"), folder.join("labels.txt"), folder.join("export"));
     let config = ResNetConfig::new(DEPTH, CLASSES);
     let network = Architecture::init(&config, &DeviceChoice::Cpu.select(0, 1)?.device);
     save_model(&config, &network, &model, &SaveOptions::default())

@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use crate::burn_engine::BurnEngine;
 use crate::engine_options::inference;
-use recipe_common::metrics::peak_memory_bytes;
 use crate::package::{BURN_FILE, Package};
+use recipe_common::metrics::peak_memory_bytes;
 
 /// Runs one engine by orders on stdin.
 #[derive(Args)]
@@ -57,7 +57,9 @@ fn serve(options: &Options) -> Result<()> {
     let mut logits = Vec::new();
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         let mut run = |images: &[f32], batch| {
-            engine.run(batch, images, &mut logits).map_err(|error| inference("cannot run the network", &error))
+            engine
+                .run(batch, images, &mut logits)
+                .map_err(|error| inference("cannot run the network", &error))
         };
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["logits"] => {
@@ -125,7 +127,9 @@ fn deploy_bytes(options: &Options) -> u64 {
 /// The library of ONNX Runtime that this process has mapped.
 fn loaded_library() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let path = maps.lines().find_map(|line| Some(&line[line.find('/')?..]).filter(|path| path.contains("libonnxruntime")))?;
+    let path = maps
+        .lines()
+        .find_map(|line| Some(&line[line.find('/')?..]).filter(|path| path.contains("libonnxruntime")))?;
     Some(path.into())
 }
 
