@@ -171,7 +171,7 @@ fn what_is_accepted_of_damaged_files_is_changed_loaded_and_run_without_a_panic()
                 panic!("seed {seed}: what was written is refused: {error}");
             }
         }
-        for kind in [EngineKind::Tract] {
+        for kind in [EngineKind::Native, EngineKind::Tract] {
             let Ok(mut engine) = load(&onnx, EngineChoice::Only(kind), &options()) else { continue };
             loaded += 1;
             let signature = onnx.signature();
