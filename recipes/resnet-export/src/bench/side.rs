@@ -8,10 +8,6 @@ use burn_nccl_inference::{EngineChoice, EngineKind};
 
 use super::peer;
 
-/// Largest difference of logits between sides, in parts of the largest logit: weights in int8 or f16 are widened alike
-/// everywhere, so that only the order of sums differs.
-pub(super) const TOLERANCE: f32 = 1e-3;
-
 /// The programs that can run the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {

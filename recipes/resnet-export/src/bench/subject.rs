@@ -9,6 +9,7 @@ use recipe_common::device::DeviceChoice;
 use recipe_common::{RecipeError, Result};
 use tempfile::TempDir;
 
+use crate::comparison;
 use crate::package::Package;
 
 /// The network of the article's table and its images.
@@ -20,6 +21,7 @@ const IMAGE_SIZE: usize = 224;
 pub(super) struct Subject {
     folder: PathBuf,
     input: [usize; 3],
+    tolerance: f64,
     description: String,
     _made: Option<TempDir>,
 }
@@ -41,8 +43,10 @@ impl Subject {
         let input @ [channels, height, width] = package.preprocess.input;
         let depth = package.info.architecture["depth"].as_str().unwrap_or("network").to_owned();
         let weights = &package.info.weights;
+        // On an image that is none, a little more than what an export is checked by.
+        let tolerance = weights.parse().map_or(0.0, comparison::tolerance).max(1e-3);
         let description = format!("{depth}, 1 x {channels} x {height} x {width}, weights in {weights},");
-        Ok(Self { folder, input, description, _made: made })
+        Ok(Self { folder, input, tolerance, description, _made: made })
     }
 
     /// Where the export is.
@@ -53,6 +57,11 @@ impl Subject {
     /// Channels, height and width of its images.
     pub(super) fn input(&self) -> [usize; 3] {
         self.input
+    }
+
+    /// How far the logits of its engines may be apart, in parts of the largest one.
+    pub(super) fn tolerance(&self) -> f64 {
+        self.tolerance
     }
 
     /// The network in words.
