@@ -47,3 +47,44 @@ fn names(graph: &mut GraphProto) -> impl Iterator<Item = &mut String> {
         .chain(of_values.map(|value| &mut value.name))
         .chain(graph.initializer.iter_mut().map(|t| &mut t.name))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Net;
+    use crate::{EngineChoice, EngineKind, EngineOptions, load};
+
+    #[test]
+    fn a_renamed_network_computes_what_it_did_under_other_names() {
+        let net = Net::residual(4, 5);
+        let mut onnx = Onnx::from_bytes(&net.bytes()).unwrap();
+        let logits = |onnx: &Onnx| {
+            let signature = onnx.signature();
+            let images = net.images(2, signature.height, signature.width);
+            let mut engine =
+                load(onnx, EngineChoice::Only(EngineKind::Tract), &EngineOptions::default()).unwrap();
+            let mut logits = Vec::new();
+            engine.run(2, &images, &mut logits).unwrap();
+            logits
+        };
+        let before = logits(&onnx);
+        onnx.rename("images", "classes").unwrap();
+        let read = Onnx::from_bytes(&onnx.to_bytes()).unwrap();
+        assert_eq!(
+            (read.signature().input.as_str(), read.signature().output.as_str()),
+            ("images", "classes")
+        );
+        assert_eq!(logits(&read), before);
+    }
+
+    #[test]
+    fn a_name_that_another_value_has_is_refused() {
+        let mut onnx = Onnx::from_bytes(&Net::residual(4, 5).bytes()).unwrap();
+        let bytes = onnx.to_bytes();
+        let taken = onnx.proto().graph.as_ref().unwrap().node[0].output[0].clone();
+        assert!(onnx.rename(&taken, "logits").is_err());
+        assert!(onnx.rename("images", &taken).is_err());
+        assert!(onnx.rename("both", "both").is_err());
+        assert_eq!(onnx.to_bytes(), bytes);
+    }
+}

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::client::Client;
+use super::results::quantile;
 
 /// For a connection and for an answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -58,9 +59,9 @@ pub(crate) fn measure(address: SocketAddr, clients: usize, seconds: f64, body: &
         refused: all.refused.len(),
         failed: all.failed,
         per_second: all.answered.len() as f64 / seconds,
-        p50_ms: quantile(&mut all.answered, 0.5),
-        p99_ms: quantile(&mut all.answered, 0.99),
-        refused_p99_ms: quantile(&mut all.refused, 0.99),
+        p50_ms: quantile(&all.answered, 0.5),
+        p99_ms: quantile(&all.answered, 0.99),
+        refused_p99_ms: quantile(&all.refused, 0.99),
     }
 }
 
@@ -102,23 +103,4 @@ fn ask(address: SocketAddr, until: Instant, body: &[u8]) -> Seen {
         client = Some(open);
     }
     seen
-}
-
-/// The smallest value that a share of `part` does not exceed; 0 of none.
-fn quantile(values: &mut [f64], part: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let rank = (values.len() as f64 * part).ceil() as usize;
-    values.get(rank.saturating_sub(1)).copied().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quantile;
-
-    #[test]
-    fn a_quantile_is_the_value_of_its_rank() {
-        let mut values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        assert_eq!((quantile(&mut values, 0.5), quantile(&mut values, 0.99)), (100.0, 198.0));
-        assert_eq!((quantile(&mut [7.0], 0.99), quantile(&mut [], 0.5)), (7.0, 0.0));
-    }
 }

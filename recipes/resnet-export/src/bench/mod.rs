@@ -1,6 +1,8 @@
 //! `bench`: the engines beside each other, and beside Python's.
 
 mod child;
+pub(crate) mod client;
+pub(crate) mod load;
 mod peer;
 mod results;
 mod service;
@@ -11,11 +13,6 @@ pub(crate) mod worker;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[allow(dead_code, reason = "the measurement of the service calls it")]
-pub(crate) mod client;
-#[allow(dead_code, reason = "the measurement of the service calls it")]
-pub(crate) mod load;
-
 use clap::Args;
 use recipe_common::machine::Machine;
 use recipe_common::output::{check_writable, print, save};
@@ -25,6 +22,7 @@ use self::child::{Child, Measured};
 use self::results::{Results, Row};
 use self::side::Side;
 use self::subject::Subject;
+use crate::comparison::Difference;
 
 /// Latency of one image, images a second, memory and size of every engine, in turn, on the same network.
 ///
@@ -76,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     );
     let mut results = Results::new(Machine::this(), subject.describe(), options);
     let mut children = start(&sides, subject.folder(), &mut results)?;
-    agree(&mut children)?;
+    agree(&mut children, subject.tolerance())?;
     measure(&mut children, options)?;
     for (side, child, measured) in children {
         results.rows.push(Row::new(&side, &child, measured));
@@ -105,20 +103,15 @@ fn start(sides: &[Side], folder: &Path, results: &mut Results) -> Result<Vec<(Si
 }
 
 /// Refuses to compare what does not compute the same.
-fn agree(children: &mut [(Side, Child, Measured)]) -> Result<()> {
-    let mut first: Option<Vec<f32>> = None;
+fn agree(children: &mut [(Side, Child, Measured)], tolerance: f64) -> Result<()> {
+    let mut reference: Option<Vec<f32>> = None;
     for (side, child, _) in children {
         let logits = child.logits().map_err(|reason| failed(side, &reason))?;
-        let Some(first) = &first else {
-            first = Some(logits);
-            continue;
-        };
-        let largest = first.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-        let difference = first.iter().zip(&logits).fold(0f32, |largest, (a, b)| largest.max((a - b).abs()));
-        // Written so that what is no number does not pass.
-        let agrees = first.len() == logits.len() && difference <= side::TOLERANCE * largest;
-        if !agrees {
-            return Err(failed(side, &format!("its logits differ by {difference:e} of {largest:e}")));
+        let reference = reference.get_or_insert_with(|| logits.clone());
+        let apart = Difference::of(reference, &logits, logits.len()).relative();
+        if apart > tolerance {
+            let reason = format!("its logits are {apart:.1e} of the largest one away from Burn's");
+            return Err(failed(side, &reason));
         }
     }
     Ok(())

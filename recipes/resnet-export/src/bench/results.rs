@@ -157,7 +157,7 @@ fn cells(row: &Row) -> Vec<String> {
 }
 
 /// The value below which a `part` of the values lies, by the nearest rank; 0 of none.
-pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
+pub(crate) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let rank = (part * sorted.len() as f64).ceil() as usize;

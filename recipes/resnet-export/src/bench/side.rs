@@ -4,13 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use burn_nccl_inference::EngineKind;
+use burn_nccl_inference::{EngineChoice, EngineKind};
 
 use super::peer;
-
-/// Largest difference of logits between sides, in parts of the largest logit: weights in int8 or f16 are widened alike
-/// everywhere, so that only the order of sums differs.
-pub(super) const TOLERANCE: f32 = 1e-3;
 
 /// The programs that can run the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +15,8 @@ pub(super) enum Program {
     Burn,
     /// An engine of the deployment.
     Engine(EngineKind),
+    /// The one that a deployment takes by itself.
+    Default,
     /// One of Python's: `onnxruntime`, `torch`, `torchscript`.
     Python(&'static str),
 }
@@ -63,10 +61,16 @@ pub(super) fn all(
 }
 
 impl Side {
+    /// The engine that `serve` takes.
+    pub(super) fn default_engine(threads: usize, onnxruntime: Option<&Path>) -> Self {
+        let onnxruntime = onnxruntime.map(Path::to_path_buf);
+        Self { program: Program::Default, threads, python: None, onnxruntime }
+    }
+
     /// Whether the user has asked for it by name; otherwise it may be absent.
     pub(super) fn is_wanted(&self) -> bool {
         match self.program {
-            Program::Burn | Program::Python(_) => true,
+            Program::Burn | Program::Default | Program::Python(_) => true,
             Program::Engine(EngineKind::OnnxRuntime) => self.onnxruntime.is_some(),
             Program::Engine(_) => false,
         }
@@ -91,9 +95,11 @@ impl Side {
     fn worker(&self, folder: &Path) -> std::io::Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench-worker", "--threads", &self.threads.to_string(), "--from"]).arg(folder);
-        if let Program::Engine(kind) = self.program {
-            command.args(["--engine", kind.name()]);
-        }
+        match self.program {
+            Program::Engine(kind) => command.args(["--engine", kind.name()]),
+            Program::Default => command.args(["--engine", EngineChoice::Auto.to_string().as_str()]),
+            Program::Burn | Program::Python(_) => &mut command,
+        };
         if let Some(library) = &self.onnxruntime {
             command.arg("--onnxruntime").arg(library);
         }
@@ -119,6 +125,7 @@ impl fmt::Display for Side {
         match self.program {
             Program::Burn => write!(f, "Burn"),
             Program::Engine(kind) => write!(f, "{kind}"),
+            Program::Default => write!(f, "the default engine"),
             Program::Python(name) => write!(f, "{name} (Python)"),
         }?;
         write!(f, " with {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" })

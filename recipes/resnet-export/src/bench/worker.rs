@@ -19,6 +19,7 @@ use recipe_common::Result;
 use recipe_common::output::print;
 use serde_json::{Value, json};
 
+use crate::burn_engine::BurnEngine;
 use crate::engine_options::inference;
 use crate::package::{BURN_FILE, Package};
 use recipe_common::metrics::peak_memory_bytes;
@@ -85,7 +86,7 @@ fn engine(options: &Options) -> Result<(Box<dyn Engine>, usize)> {
     let package = Package::open(&options.from)?;
     let image = package.onnx.signature().image_values();
     let engine: Box<dyn Engine> = match options.engine {
-        None => Box::new(crate::burn_engine::BurnEngine::load(&options.from.join(BURN_FILE))?),
+        None => Box::new(BurnEngine::open(&options.from.join(BURN_FILE), package.preprocess.input)?),
         Some(choice) => {
             let mut engine_options = EngineOptions::default().with_threads(options.threads);
             engine_options.onnxruntime = options.onnxruntime.clone();

@@ -93,7 +93,7 @@ fn a_run_its_checkpoints_and_its_weights_need_no_further_options() {
         serde_json::from_slice(&fs::read(place.join("run/summary.json")).unwrap()).unwrap();
     let folder = folder();
     let from = |from: &Path, to: &str| {
-        let args = format!("export --from {} --to {to} --engine tract", from.display());
+        let args = format!("export --from {} --to {to}", from.display());
         let said = succeeds(folder.path(), &args);
         assert!(said.contains("resnet18 with the cifar stem, 10 classes"), "{said}");
         manifest(&folder.path().join(to))["metrics"].clone()
@@ -117,7 +117,7 @@ fn a_checkpoint_that_left_its_run_still_knows_its_network() {
     for name in entries(&RUN.path().join("run/checkpoints/step-2")) {
         fs::copy(RUN.path().join("run/checkpoints/step-2").join(&name), moved.join(&name)).unwrap();
     }
-    succeeds(folder.path(), "export --from step-2 --to out --engine tract --test-images 0");
+    succeeds(folder.path(), "export --from step-2 --to out --test-images 0");
     let metrics = &manifest(&folder.path().join("out"))["metrics"];
     assert_eq!((&metrics["architecture"]["depth"], &metrics["data"]), (&"resnet18".into(), &"digits".into()));
     assert!(metrics["test_accuracy"].is_null());
@@ -141,7 +141,7 @@ fn a_run_in_mixed_precision_is_exported_in_f32() {
         .unwrap();
     assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
     for from in ["run", "run/checkpoints/step-1"] {
-        let args = format!("export --from {from} --to out --overwrite --engine tract --test-images 24");
+        let args = format!("export --from {from} --to out --overwrite --test-images 24");
         succeeds(folder.path(), &args);
         let graph = proto(&folder.path().join("out")).graph.unwrap();
         assert!(graph.initializer.iter().all(|tensor| tensor.data_type != 10), "f16 in {from}");
@@ -181,7 +181,7 @@ fn bare_weights_of_torchvision_classify_as_in_torchvision() {
     fs::write(folder.path().join("names.txt"), "a\nb\nc\nd\ne\nf\ng\n").unwrap();
     let said = succeeds(
         folder.path(),
-        "export --from weights.pth --model resnet18 --image-size 64 --labels names.txt --to out --engine tract",
+        "export --from weights.pth --model resnet18 --image-size 64 --labels names.txt --to out",
     );
     assert!(said.contains("imagenet stem, 7 classes") && !said.contains("accuracy"), "{said}");
     let found = by_tract(&folder.path().join("out"), 4, &images);
@@ -292,8 +292,8 @@ fn weights_that_are_no_numbers_are_refused_by_name() {
 fn a_difference_above_the_tolerance_leaves_nothing_behind() {
     let folder = folder();
     network(folder.path(), Depth::ResNet18, 10);
-    let args = "export --from model.bpk --to out --data digits --image-size 32 --test-images 0 --engine tract \
-                --weights int8 --tolerance 1e-7";
+    let args = "export --from model.bpk --to out --data digits --image-size 32 --test-images 0 \
+                --engine tract --weights int8 --tolerance 1e-7";
     let [error, cause, _] = refuses(folder.path(), args, 1);
     assert_eq!(error, "the exported file does not compute what the network does");
     assert!(cause.contains("tract") && cause.contains("1.0e-7"), "{cause}");

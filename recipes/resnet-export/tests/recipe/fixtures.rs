@@ -66,8 +66,7 @@ pub(crate) fn refuses(folder: &Path, args: &str, exit_code: i32) -> [String; 3] 
 
 /// Exports `model.bpk` of [`network`] to `out`, for the bundled digits at 32 pixels.
 pub(crate) fn export(folder: &Path, more: &str) -> String {
-    let args =
-        "export --from model.bpk --to out --data digits --image-size 32 --test-images 8 --engine tract";
+    let args = "export --from model.bpk --to out --data digits --image-size 32 --test-images 8";
     succeeds(folder, &format!("{args} {more}"))
 }
 

@@ -8,8 +8,7 @@ use burn_nccl_records::Manifest;
 
 use crate::fixtures::*;
 
-const EXPORT: &str =
-    "export --from model.bpk --to out --data digits --image-size 8 --test-images 0 --engine tract";
+const EXPORT: &str = "export --from model.bpk --to out --data digits --image-size 8 --test-images 0";
 
 /// Whether the export in `out` is whole.
 fn is_whole(out: &Path) -> bool {
