@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::{Error, Onnx, Result};
+use crate::{Error, Onnx, Result, memory};
 
 /// A network that is ready to run.
 ///
@@ -161,11 +161,13 @@ pub fn present(options: &EngineOptions) -> Vec<(EngineKind, Result<()>)> {
 }
 
 fn load_kind(onnx: &Onnx, kind: EngineKind, options: &EngineOptions) -> Result<Box<dyn Engine>> {
-    Ok(match kind {
+    let engine: Box<dyn Engine> = match kind {
         EngineKind::Native => Box::new(native::Native::load(onnx, options.threads)?),
         EngineKind::OnnxRuntime => Box::new(onnxruntime::OnnxRuntime::load(onnx, options)?),
         EngineKind::Tract => Box::new(tract::Tract::load(onnx, options.threads)?),
-    })
+    };
+    memory::give_back();
+    Ok(engine)
 }
 
 /// Checks that `values` are those of `batch` images of the network.
@@ -177,5 +179,15 @@ fn check(onnx: &crate::Signature, batch: usize, values: usize) -> Result<()> {
     if batch == 0 || batch.checked_mul(image) != Some(values) {
         return Err(Error::Shape { values, batch, image });
     }
+    Ok(())
+}
+
+/// Adds the logits that an engine of others gave, if they are as many as there should be.
+fn answer(engine: EngineKind, expected: usize, values: &[f32], logits: &mut Vec<f32>) -> Result<()> {
+    if values.len() != expected {
+        let reason = format!("it gave {} values instead of {expected}", values.len());
+        return Err(Error::Engine { engine, action: "run the network", reason });
+    }
+    logits.extend_from_slice(values);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use tract_onnx::pb::{AttributeProto, GraphProto, ModelProto, NodeProto};
 
-use super::{COPY, EXPORT, format, tensor};
+use super::{COPY, EXPORT, format, tensor, windows};
 use crate::{Error, Result};
 
 /// A ResNet-152 has about 500 nodes, and a large transformer about 5,000.
@@ -30,8 +30,11 @@ pub(super) fn check(model: &ModelProto) -> Result<&GraphProto> {
         return Err(format(reason, "export a classifier of images"));
     }
     initializers(graph)?;
+    let shapes =
+        graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor.dims.as_slice())).collect();
     for (place, node) in graph.node.iter().enumerate() {
         check_node(node, place)?;
+        windows::check(node, place, &shapes)?;
     }
     names(graph)?;
     Ok(graph)

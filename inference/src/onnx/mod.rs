@@ -3,9 +3,12 @@
 mod file;
 mod foreign;
 mod graph;
+mod rewrite;
 mod signature;
 mod tensor;
+mod values;
 mod weight_type;
+mod windows;
 mod wire;
 
 pub use file::Onnx;

@@ -10,6 +10,8 @@ pub enum WeightType {
     /// Half the size: a `Cast` widens them when the network is loaded.
     F16,
     /// A quarter of the size: signed, symmetric, with one scale for each output channel; `DequantizeLinear` widens them.
+    /// ONNX Runtime does so at each run, and a ResNet-50 then takes 26 ms instead of 19, unless its option
+    /// `session.disable_quant_qdq` is `1`, as this crate sets it.
     Int8,
 }
 

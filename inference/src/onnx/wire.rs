@@ -9,7 +9,10 @@ use tract_onnx::pb;
 use super::{COPY, EXPORT, format};
 use crate::Result;
 
-const DECODED_PER_BYTE: usize = 8;
+/// A vector that grows holds its old half beside what is at most twice as much as it needs.
+const GROWTH: usize = 3;
+/// A packed number of one byte becomes one of eight.
+const DECODED_PER_BYTE: usize = 8 * GROWTH;
 const DECODED_FLOOR_BYTES: usize = 64 << 20;
 
 /// A kind of message of ONNX.
@@ -161,7 +164,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<()> {
 
 impl Walk<'_> {
     fn message(&mut self, kind: Kind, end: usize) -> Result<(), Broken> {
-        self.spend(kind.decoded_bytes())?;
+        self.spend(GROWTH * kind.decoded_bytes())?;
         while self.at < end {
             let key_at = self.at;
             let key = self.varint(end)?;
@@ -193,12 +196,12 @@ impl Walk<'_> {
         match *field {
             Field::Message(kind) => return self.message(kind, end),
             Field::Refused(reason, remedy) => return Err(Broken::Refused(reason, remedy)),
-            Field::Bytes => self.spend(length + size_of::<Vec<u8>>())?,
-            Field::Fixed(_) => self.spend(length)?,
+            Field::Bytes => self.spend(length + GROWTH * size_of::<Vec<u8>>())?,
+            Field::Fixed(_) => self.spend(GROWTH * length)?,
             Field::Varints(bytes) => {
                 // The last byte of each number has its highest bit clear.
                 let numbers = self.bytes[self.at..end].iter().filter(|byte| **byte < 0x80).count();
-                self.spend(numbers.saturating_mul(bytes))?;
+                self.spend(GROWTH * bytes * numbers)?;
             }
             Field::Other => {}
         }
@@ -213,7 +216,7 @@ impl Walk<'_> {
 
     fn spend_number(&mut self, field: &Field) -> Result<(), Broken> {
         match *field {
-            Field::Varints(bytes) | Field::Fixed(bytes) => self.spend(bytes),
+            Field::Varints(bytes) | Field::Fixed(bytes) => self.spend(GROWTH * bytes),
             _ => Ok(()),
         }
     }

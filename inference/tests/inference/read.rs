@@ -8,7 +8,7 @@ use tract_onnx::pb::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, type_proto,
 };
 
-use crate::testing::{Net, int, tensor, value};
+use crate::testing::{Net, int, ints, tensor, value};
 
 fn refusal(bytes: &[u8]) -> String {
     Onnx::from_bytes(bytes).expect_err("the file should be refused").to_string()
@@ -303,4 +303,29 @@ fn constants_that_are_listed_as_inputs_are_no_inputs() {
 fn a_name_as_long_as_the_file_does_not_fill_the_message() {
     let said = changed(|_, graph| graph.node[2].input[0] = "é".repeat(100_000));
     assert!(said.len() < 1000, "{} bytes", said.len());
+}
+
+#[test]
+fn windows_whose_attributes_do_not_fit_each_other_are_refused() {
+    let set = |node: usize, name: &'static str, values: &'static [i64]| {
+        changed(|_, graph| {
+            let attributes = &mut graph.node[node].attribute;
+            attributes.retain(|attribute| attribute.name != name);
+            attributes.push(ints(name, values));
+        })
+    };
+    for name in ["strides", "dilations"] {
+        assert_says(&set(0, name, &[1]), &["`Conv_0`", name, "another number of axes"]);
+        assert_says(&set(0, name, &[1, 0]), &["`Conv_0`", name, "impossible"]);
+    }
+    assert_says(&set(0, "pads", &[1, 1]), &["`Conv_0`", "pads", "another number of axes"]);
+    assert_says(&set(0, "pads", &[0, 0, 0, -1]), &["pads", "impossible"]);
+    assert_says(&set(0, "pads", &[0, 0, 0, i64::MAX]), &["pads", "impossible"]);
+    assert_says(&set(0, "kernel_shape", &[3, 3]), &["`Conv_0`", "another size than its weights"]);
+    assert_says(&set(3, "strides", &[2, 2, 2]), &["`MaxPool_3`", "strides", "another number of axes"]);
+    let said = changed(|_, graph| {
+        graph.node[0].attribute.retain(|attribute| attribute.name != "group");
+        graph.node[0].attribute.push(int("group", 0));
+    });
+    assert_says(&said, &["`Conv_0`", "impossible number of groups"]);
 }
