@@ -7,7 +7,7 @@ use super::super::kernel::{Activation, Kernels, Tile};
 use super::super::memory::Memory;
 use super::super::simd::LANES;
 use super::layout::Layout;
-use super::packed::{Set, Weights, by_block, room};
+use super::packed::{Set, Weights, ahead, by_block, room};
 use super::{Context, Io, Step};
 
 /// Values of the input that stay in the cache of a core (half of 1 MiB) while all output channels are computed of them.
@@ -123,7 +123,7 @@ impl Direct {
     fn parts(&self, context: &Context<'_>, tiles: usize) -> (Range<usize>, Range<usize>) {
         let sets = self.sets.len();
         let few = tiles < 4 * context.threads;
-        if (self.weights.len() > 2 * CACHED || few) && sets >= 2 * context.threads {
+        if (self.weights.len() > 3 * CACHED || few) && sets >= 2 * context.threads {
             return (0..tiles, context.part(sets));
         }
         (context.part(tiles), 0..sets)
@@ -143,7 +143,7 @@ impl Step for Direct {
         let (image_step, out_image) = (context.stride(self.io.input), context.stride(self.io.out));
         for start in tiles.clone().step_by(chunk) {
             for (set, runs) in self.sets[sets.clone()].iter().zip(&self.runs[sets.clone()]) {
-                let kernels = context.kernels.by_pixels(set.blocks);
+                let kernels = context.kernels.by_pixels(set.blocks, step, self.inner);
                 for tile in start..tiles.end.min(start + chunk) {
                     let (row, part) = (tile / per_row, tile % per_row);
                     let (image, row) = (row / rows, row % rows);
@@ -151,6 +151,7 @@ impl Step for Direct {
                     let x = image * image_step + row * self.steps[1] + first * step;
                     let pixel = row * self.shape.width * LANES + first * out_step;
                     let to = image * out_image + set.block * self.shape.pixels() * LANES + pixel;
+                    let weights = self.weights.pointer().wrapping_add(set.weights);
                     // SAFETY: `check` has made sure that the window stays in the image, `pack` that each set has its weights
                     // and offsets; the tile's pixels lie in the output, and are this thread's alone.
                     unsafe {
@@ -160,7 +161,13 @@ impl Step for Direct {
                             offsets: self.offsets[runs.clone()].as_ptr(),
                             runs: runs.len(),
                             inner: self.inner,
-                            weights: self.weights.pointer().add(set.weights),
+                            weights,
+                            ahead: ahead(
+                                weights,
+                                runs.len() * self.inner * set.blocks * LANES,
+                                tile - start,
+                                set.blocks,
+                            ),
                             bias: self.bias[set.block * LANES..].as_ptr(),
                             out: out.add(to),
                             residual: residual.map_or(std::ptr::null(), |residual| residual.add(to)),

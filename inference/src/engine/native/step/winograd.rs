@@ -6,12 +6,12 @@ use super::super::graph::{Conv, Shape, Window};
 use super::super::kernel::{Activation, Kernels, Tile};
 use super::super::memory::Memory;
 use super::super::simd::{Job, LANES, Simd};
-use super::packed::{Set, Weights, by_block, room};
+use super::packed::{Set, Weights, ahead, by_block, room};
 use super::transform::{self, MOST};
 use super::{Context, Io, Step};
 
 /// Values of transformed patches and sums that are kept at a time: they stay in the cache of a core.
-const CACHED: usize = 160 << 10;
+const CACHED: usize = 224 << 10;
 
 /// A convolution of 3x3 in tiles, each of which is computed from a patch.
 pub(in super::super) struct Winograd {
@@ -128,11 +128,14 @@ impl Winograd {
         let parts = tiles.div_ceil(kernels.pixels);
         for value in 0..self.side * self.side {
             for set in &self.sets {
-                let kernels = kernels.by_pixels(set.blocks);
+                let kernels = kernels.by_pixels(set.blocks, LANES, LANES);
                 for part in 0..parts {
                     let (first, end) = (part * tiles / parts, (part + 1) * tiles / parts);
                     let from = value * self.from.blocks() * tiles * LANES + first * LANES;
                     let to = (value * self.to.blocks() + set.block) * tiles * LANES + first * LANES;
+                    let weights =
+                        self.weights.pointer().wrapping_add(value * self.weights_step + set.weights);
+                    let size = self.from.blocks() * LANES * set.blocks * LANES;
                     // SAFETY: the caller gives the patches and room for the sums; each set has its weights.
                     unsafe {
                         kernels[end - first - 1](&Tile {
@@ -141,7 +144,8 @@ impl Winograd {
                             offsets: offsets.as_ptr(),
                             runs: offsets.len(),
                             inner: LANES,
-                            weights: self.weights.pointer().add(value * self.weights_step + set.weights),
+                            weights,
+                            ahead: ahead(weights, size, part, set.blocks),
                             bias: std::ptr::null(),
                             out: sums.add(to),
                             residual: std::ptr::null(),
