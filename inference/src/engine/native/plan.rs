@@ -10,6 +10,9 @@ use super::step::{
 };
 use crate::Result;
 
+/// Most values of packed weights: 2 GiB. A file may use the same tensor any number of times.
+const MAX_WEIGHTS: usize = 1 << 29;
+
 /// A compiled network.
 pub(super) struct Program {
     pub(super) steps: Vec<Box<dyn Step>>,
@@ -30,6 +33,8 @@ struct Plan {
     values: Vec<Shape>,
     arena: Arena,
     steps: Vec<Box<dyn Step>>,
+    /// Values of all packed weights.
+    weights: usize,
     /// The input with blocked channels, where something asked for it.
     blocked: Option<usize>,
     kernels: &'static Kernels,
@@ -44,10 +49,14 @@ pub(super) fn compile(graph: Graph<'_>, isa: Isa) -> Result<Program> {
         arena.add(if value == INPUT { input } else { shape.blocked_values() });
     }
     let output = graph.output;
-    let mut plan = Plan { values: graph.values, arena, steps: Vec::new(), blocked: None, kernels };
+    let mut plan =
+        Plan { values: graph.values, arena, steps: Vec::new(), weights: 0, blocked: None, kernels };
     for node in graph.nodes {
         let label = node.label.clone();
         plan.node(node).map_err(|reason| label.unsupported(reason))?;
+        if plan.weights > MAX_WEIGHTS {
+            return Err(label.unsupported("the weights up to it take more memory than is allowed"));
+        }
     }
     plan.arena.keep(output, plan.steps.len());
     let (places, memory) = plan.arena.lay_out().map_err(failed)?;
@@ -58,6 +67,7 @@ pub(super) fn compile(graph: Graph<'_>, isa: Isa) -> Result<Program> {
 impl Plan {
     fn push(&mut self, step: impl Step + 'static, uses: Use<'_>) {
         self.arena.step(self.steps.len(), uses);
+        self.weights = self.weights.saturating_add(step.weights());
         self.steps.push(Box::new(step));
     }
 

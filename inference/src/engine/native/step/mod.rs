@@ -7,7 +7,6 @@ mod layout;
 mod packed;
 mod pad;
 mod pool;
-mod transform;
 mod winograd;
 
 pub(super) use block::{Block, Flatten};
@@ -34,6 +33,11 @@ pub(super) trait Step: Send + Sync {
     /// The context's memory is that of the plan which the step was made with; every thread of the team runs the same step
     /// of the same plan, and nothing else touches the memory.
     unsafe fn run(&self, context: &Context<'_>);
+
+    /// Values of its packed weights.
+    fn weights(&self) -> usize {
+        0
+    }
 
     /// Values of memory that each thread needs besides.
     fn scratch(&self) -> usize {
