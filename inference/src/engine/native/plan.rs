@@ -33,15 +33,39 @@ struct Plan {
     values: Vec<Shape>,
     arena: Arena,
     steps: Vec<Box<dyn Step>>,
-    /// Values of all packed weights.
-    weights: usize,
     /// The input with blocked channels, where something asked for it.
     blocked: Option<usize>,
     kernels: &'static Kernels,
 }
 
+/// Refuses more weights than are allowed, before any is packed.
+fn bounded(graph: &Graph<'_>) -> Result<()> {
+    let mut total = 0_usize;
+    for node in &graph.nodes {
+        if let Op::Conv(conv) = &node.op {
+            total = total.saturating_add(most_packed(conv));
+        }
+        if total > MAX_WEIGHTS {
+            return Err(node.label.unsupported("the weights up to it take more memory than is allowed"));
+        }
+    }
+    Ok(())
+}
+
+/// Most values that a convolution's weights can be once they are packed: a block of output channels reads up to as many
+/// groups as it has channels, and patches of 6x6 take four values for one.
+fn most_packed(conv: &Conv<'_>) -> usize {
+    let inputs = (conv.in_channels / conv.groups * conv.groups.min(LANES)).next_multiple_of(LANES);
+    let patch = if conv.window.kernel == [3, 3] && conv.groups == 1 { 4 } else { 1 };
+    let [height, width] = conv.window.kernel;
+    [conv.out_channels.next_multiple_of(LANES), inputs, height, width, patch]
+        .into_iter()
+        .fold(1, usize::saturating_mul)
+}
+
 /// Compiles a graph for an instruction set.
 pub(super) fn compile(graph: Graph<'_>, isa: Isa) -> Result<Program> {
+    bounded(&graph)?;
     let kernels = Kernels::of(isa);
     let mut arena = Arena::default();
     for (value, shape) in graph.values.iter().enumerate() {
@@ -49,14 +73,10 @@ pub(super) fn compile(graph: Graph<'_>, isa: Isa) -> Result<Program> {
         arena.add(if value == INPUT { input } else { shape.blocked_values() });
     }
     let output = graph.output;
-    let mut plan =
-        Plan { values: graph.values, arena, steps: Vec::new(), weights: 0, blocked: None, kernels };
+    let mut plan = Plan { values: graph.values, arena, steps: Vec::new(), blocked: None, kernels };
     for node in graph.nodes {
         let label = node.label.clone();
         plan.node(node).map_err(|reason| label.unsupported(reason))?;
-        if plan.weights > MAX_WEIGHTS {
-            return Err(label.unsupported("the weights up to it take more memory than is allowed"));
-        }
     }
     plan.arena.keep(output, plan.steps.len());
     let (places, memory) = plan.arena.lay_out().map_err(failed)?;
@@ -67,7 +87,6 @@ pub(super) fn compile(graph: Graph<'_>, isa: Isa) -> Result<Program> {
 impl Plan {
     fn push(&mut self, step: impl Step + 'static, uses: Use<'_>) {
         self.arena.step(self.steps.len(), uses);
-        self.weights = self.weights.saturating_add(step.weights());
         self.steps.push(Box::new(step));
     }
 

@@ -127,10 +127,6 @@ impl Direct {
 }
 
 impl Step for Direct {
-    fn weights(&self) -> usize {
-        self.weights.len()
-    }
-
     unsafe fn run(&self, context: &Context<'_>) {
         let ([images, rows, columns], [step, out_step]) = self.extent(context);
         let per_row = columns.div_ceil(context.kernels.pixels);

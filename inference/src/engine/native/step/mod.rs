@@ -34,11 +34,6 @@ pub(super) trait Step: Send + Sync {
     /// of the same plan, and nothing else touches the memory.
     unsafe fn run(&self, context: &Context<'_>);
 
-    /// Values of its packed weights.
-    fn weights(&self) -> usize {
-        0
-    }
-
     /// Values of memory that each thread needs besides.
     fn scratch(&self) -> usize {
         0

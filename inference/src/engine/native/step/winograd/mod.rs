@@ -167,10 +167,6 @@ impl Winograd {
 }
 
 impl Step for Winograd {
-    fn weights(&self) -> usize {
-        self.weights.len()
-    }
-
     unsafe fn run(&self, context: &Context<'_>) {
         let [rows, columns] = self.grid();
         let part = context.part(context.batch * rows * columns);
