@@ -48,58 +48,54 @@ impl Direct {
             images_as_pixels: shape.pixels() == 1 && layout.is_pixel() && !layout.planar,
             steps: layout.steps(),
             sets: Set::split(conv, kernels.blocks),
-            weights: room(Some(0))?,
+            weights: Memory::none(),
             offsets: Vec::new(),
             inner: layout.inner(),
             runs: Vec::new(),
             bias: by_block(&conv.bias),
             activation: conv.activation,
         };
-        direct.pack(layout, &Weights::of(conv))?;
+        direct.plan(layout)?;
         direct.check(layout, conv.in_channels)?;
+        direct.pack(layout, &Weights::of(conv));
         Ok(direct)
     }
 
-    fn pack(&mut self, layout: &Layout, weights: &Weights) -> Result<(), String> {
+    /// Says where each set's inputs and weights lie, and makes room for the weights.
+    fn plan(&mut self, layout: &Layout) -> Result<(), String> {
         let mut total = Some(0_usize);
-        let mut known: Option<(Range<usize>, Range<usize>)> = None;
-        let mut runs = Vec::with_capacity(self.sets.len());
-        for set in &mut self.sets {
-            let at = match &known {
-                Some((channels, at)) if *channels == set.channels => at.clone(),
-                _ => {
-                    let start = self.offsets.len();
-                    let of_set = layout.runs(&set.channels);
-                    self.offsets.extend(of_set.iter().map(|(offset, _)| offset));
-                    runs.push(of_set);
-                    start..self.offsets.len()
-                }
-            };
-            known = Some((set.channels.clone(), at.clone()));
+        let mut last = 0..0;
+        for (at, set) in self.sets.iter_mut().enumerate() {
+            // Sets of the same channels, which are all but those of groups, share their offsets.
+            if at == 0 || last != set.channels {
+                let start = self.offsets.len();
+                self.offsets.extend(layout.runs(&set.channels).into_iter().map(|(offset, _)| offset));
+                self.runs.push(start..self.offsets.len());
+                last = set.channels.clone();
+            } else {
+                self.runs.push(self.runs[at - 1].clone());
+            }
             set.weights = total.unwrap_or(0);
-            let values = at.len().checked_mul(self.inner * set.blocks * LANES);
+            let values = self.runs[at].len().checked_mul(self.inner * set.blocks * LANES);
             total = total.zip(values).and_then(|(total, values)| total.checked_add(values));
-            self.runs.push(at);
         }
         self.weights = room(total)?;
-        let mut of_sets = runs.into_iter();
-        let mut of_set = Vec::new();
-        for (at, set) in self.sets.iter().enumerate() {
-            if at == 0 || self.runs[at] != self.runs[at - 1] {
-                of_set = of_sets.next().unwrap_or_default();
-            }
+        Ok(())
+    }
+
+    fn pack(&mut self, layout: &Layout, weights: &Weights) {
+        for set in &self.sets {
             let mut to = self.weights.as_mut()[set.weights..].iter_mut();
-            for &(_, source) in &of_set {
+            let outs = set.block * LANES..(set.block + set.blocks) * LANES;
+            for (_, source) in layout.runs(&set.channels) {
                 for [channel, y, x] in (0..self.inner).map(|at| layout.source(source, at)) {
-                    let outs = set.block * LANES..(set.block + set.blocks) * LANES;
                     // In this order: a pair that lacks the second would have taken the first.
-                    for (out, to) in outs.zip(to.by_ref()) {
+                    for (out, to) in outs.clone().zip(to.by_ref()) {
                         *to = weights.at(out, channel, y, x) as f32;
                     }
                 }
             }
         }
-        Ok(())
     }
 
     /// Whether the kernel stays within the input's image.
@@ -152,7 +148,7 @@ impl Step for Direct {
                     let pixel = row * self.shape.width * LANES + first * out_step;
                     let to = image * out_image + set.block * self.shape.pixels() * LANES + pixel;
                     let weights = self.weights.pointer().wrapping_add(set.weights);
-                    // SAFETY: `check` has made sure that the window stays in the image, `pack` that each set has its weights
+                    // SAFETY: `check` has made sure that the window stays in the image, `plan` that each set has its weights
                     // and offsets; the tile's pixels lie in the output, and are this thread's alone.
                     unsafe {
                         kernels[end - first - 1](&Tile {

@@ -98,5 +98,5 @@ pub(super) fn room(values: Option<usize>) -> Result<Memory, String> {
     room.ok_or_else(|| "its weights take more memory than there is".to_owned())
 }
 
-/// Most weights of a convolution: 4 GiB.
-const MAX_VALUES: usize = 1 << 30;
+/// Most weights of a convolution: 1 GiB.
+const MAX_VALUES: usize = 1 << 28;

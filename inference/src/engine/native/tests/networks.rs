@@ -4,7 +4,7 @@ use super::super::simd::Isa;
 use super::super::{Engine, Native};
 use super::builder::{self, Builder, float, int_attribute, ints, ints_attribute};
 use super::{assert_as_reference, assert_close, reference, run_everywhere};
-use crate::Onnx;
+use crate::{EngineChoice, EngineKind, EngineOptions, Onnx};
 
 /// A residual block as torchvision writes it: of `BasicBlock` for an expansion of 1, else of `Bottleneck`.
 fn block(builder: &mut Builder, width: usize, stride: usize, expansion: usize, norms: bool) {
@@ -79,6 +79,24 @@ fn a_resnet_50_is_as_in_f64() {
     let expected = reference::run(&onnx, 1, &images);
     for (isa, logits) in run_everywhere(&onnx, 1, 1, &images) {
         assert_close(&logits, &expected, 1e-5, &format!("ResNet-50 on {isa}"));
+    }
+}
+
+#[test]
+fn whole_networks_give_what_tract_gives() {
+    for (name, builder) in
+        [("ResNet-18", resnet(96, [2, 2, 2, 2], 1, true)), ("ResNet-50", resnet(64, [3, 4, 6, 3], 4, true))]
+    {
+        let onnx = builder.finish();
+        let images = builder::random(3 * onnx.signature().image_values(), 3);
+        let (tract, options) = (EngineChoice::Only(EngineKind::Tract), EngineOptions::default());
+        let mut expected = Vec::new();
+        let mut tract = crate::load(&onnx, tract, &options).expect("tract runs it");
+        tract.run(3, &images, &mut expected).expect("tract runs the batch");
+        let expected: Vec<_> = expected.into_iter().map(f64::from).collect();
+        for (isa, logits) in run_everywhere(&onnx, 2, 3, &images) {
+            assert_close(&logits, &expected, 2e-5, &format!("{name} on {isa}"));
+        }
     }
 }
 

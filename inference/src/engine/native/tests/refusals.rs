@@ -168,6 +168,21 @@ fn images_that_grow_without_bound_are_refused() {
 }
 
 #[test]
+fn a_tensor_that_is_used_again_and_again_takes_bounded_memory() {
+    // 2 MiB in the file, and up to 9 MiB with each use: fewer products take more weights.
+    let mut builder = Builder::new(3, 32, 32);
+    builder.square(256, 1, 1).square(256, 3, 1);
+    for _ in 0..400 {
+        let weight = builder.graph.node[1].input[1].clone();
+        let attributes = builder.graph.node[1].attribute.clone();
+        builder.node("Conv", &[&weight], attributes);
+    }
+    head(&mut builder);
+    let error = load(&builder.proto()).expect_err("3 GiB of weights");
+    assert!(error.to_string().contains("take more memory than is allowed"), "{error}");
+}
+
+#[test]
 fn shapes_that_double_with_each_node_are_refused() {
     let mut builder = Builder::new(3, 8, 8);
     builder.square(8, 3, 1).global_average();
