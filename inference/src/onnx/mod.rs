@@ -4,6 +4,7 @@ mod file;
 mod foreign;
 mod graph;
 mod rename;
+mod reshape;
 mod rewrite;
 mod signature;
 mod tensor;

@@ -159,6 +159,7 @@ fn make_onnx(options: &Options, network: ResNet, input: [usize; 3]) -> Result<(V
     let mut onnx = Onnx::from_bytes(&bytes).map_err(failed)?;
     drop(bytes);
     onnx.rename(INPUT, OUTPUT).map_err(failed)?;
+    onnx.fold_reshapes();
     let folded = if options.no_fold { 0 } else { onnx.fold_batch_norms().map_err(failed)? };
     onnx.set_weights(options.weights).map_err(failed)?;
     print(&format!(

@@ -17,7 +17,10 @@ fn exported(more: &str) -> tempfile::TempDir {
 /// The rows of the table as words.
 fn rows(said: &str) -> Vec<Vec<&str>> {
     let table = said.lines().skip_while(|line| !line.starts_with("engine")).skip(1);
-    table.take_while(|line| line.contains(" of ")).map(|line| line.split_whitespace().collect()).collect()
+    table
+        .take_while(|line| !line.starts_with("out: "))
+        .map(|line| line.split_whitespace().collect())
+        .collect()
 }
 
 #[test]
