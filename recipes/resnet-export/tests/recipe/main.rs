@@ -1,0 +1,3 @@
+//! The built recipe, run as a user runs it.
+
+mod import;
