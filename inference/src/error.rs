@@ -74,6 +74,14 @@ pub enum Error {
         /// `channels * height * width`.
         image: usize,
     },
+    /// The network was exported for batches of one size, and this is another.
+    #[error("the network takes batches of {fixed} alone, not of {batch}; export it with a free batch axis")]
+    Batch {
+        /// The images that were said.
+        batch: usize,
+        /// Those that it takes.
+        fixed: usize,
+    },
     /// A weight cannot be told in the smaller type.
     #[error("weight `{tensor}` cannot be stored as {weights}: {reason}; keep f32 weights")]
     Weights {

@@ -15,6 +15,9 @@
 mod engine;
 mod error;
 mod onnx;
+#[cfg(test)]
+#[allow(dead_code, reason = "each test uses a part")]
+mod testing;
 
 pub use engine::{Engine, EngineChoice, EngineKind, EngineOptions, load, present};
 pub use error::{Error, Result};

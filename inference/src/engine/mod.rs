@@ -20,11 +20,12 @@ pub trait Engine: Send {
     /// Computes the logits of `batch` images.
     ///
     /// `images` holds f32 values in the order `[batch, channels, height, width]`. `logits` is cleared and filled with
-    /// `[batch, classes]`. Any `batch` of at least 1 is allowed, whatever came before.
+    /// `[batch, classes]`. Any `batch` of at least 1 is allowed, whatever came before, unless the network's is fixed.
     ///
     /// # Errors
     ///
-    /// [`Error::Shape`] where the number of values does not fit; [`Error::Engine`] for what the engine says.
+    /// [`Error::Shape`] where the number of values does not fit; [`Error::Batch`] where the network takes one size alone;
+    /// [`Error::Engine`] for what the engine says.
     fn run(&mut self, batch: usize, images: &[f32], logits: &mut Vec<f32>) -> Result<()>;
 }
 
@@ -169,6 +170,9 @@ fn load_kind(onnx: &Onnx, kind: EngineKind, options: &EngineOptions) -> Result<B
 
 /// Checks that `values` are those of `batch` images of the network.
 fn check(onnx: &crate::Signature, batch: usize, values: usize) -> Result<()> {
+    if let Some(fixed) = onnx.batch.filter(|fixed| *fixed != batch) {
+        return Err(Error::Batch { batch, fixed });
+    }
     let image = onnx.image_values();
     if batch == 0 || batch.checked_mul(image) != Some(values) {
         return Err(Error::Shape { values, batch, image });

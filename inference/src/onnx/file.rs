@@ -1,0 +1,114 @@
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use prost::Message;
+use tract_onnx::pb::ModelProto;
+
+use super::{COPY, Signature, WeightType, foreign, format, graph, wire};
+use crate::{Error, Result};
+
+/// An image classifier in ONNX whose structure has been checked.
+#[derive(Clone, Debug)]
+pub struct Onnx {
+    pub(super) proto: ModelProto,
+    signature: Signature,
+}
+
+/// Protobuf tells lengths in 31 bits.
+const MAX_FILE_BYTES: usize = i32::MAX as usize;
+
+impl Onnx {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`]; those of [`from_bytes`](Self::from_bytes).
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let metadata = std::fs::metadata(path).map_err(failed)?;
+        if !metadata.is_file() {
+            // A pipe would block for ever, and a folder says so only in the system's words.
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
+        }
+        let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+        check_length(length)?;
+        let mut bytes = Vec::with_capacity(length);
+        // One byte more than is allowed tells a file that grows while it is read.
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
+            .map_err(failed)?;
+        Self::from_bytes(&bytes)
+    }
+
+    /// Checks the bytes of a file.
+    ///
+    /// Takes no more memory than eight times the bytes, and 64 MiB.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] for what is no ONNX file, is truncated, has data outside it, subgraphs or functions, tensors whose
+    /// data does not fit their shape, names that are used before they are made or made twice, another opset than 7 to 25,
+    /// more than 20,000 nodes, or a normalisation in training mode. [`Error::Signature`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        check_length(bytes.len())?;
+        if let Some(error) = foreign::recognise(bytes) {
+            return Err(error);
+        }
+        wire::check(bytes)?;
+        let proto = ModelProto::decode(bytes).map_err(|error| format(error.to_string(), COPY))?;
+        Self::from_proto(proto)
+    }
+
+    fn from_proto(proto: ModelProto) -> Result<Self> {
+        let graph = graph::check(&proto)?;
+        let signature = Signature::of(graph)?;
+        Ok(Self { proto, signature })
+    }
+
+    /// The bytes of the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.proto.encode_to_vec()
+    }
+
+    /// What the network takes and gives.
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// The whole file, for the engines.
+    pub(crate) fn proto(&self) -> &ModelProto {
+        &self.proto
+    }
+
+    /// Folds each batch normalisation into the convolution before it where that one feeds nothing else, and says how many.
+    ///
+    /// `BN(conv(x, W) + b) = conv(x, W s) + (b - mean) s + beta` with `s = gamma / sqrt(var + epsilon)`, per output
+    /// channel. Source: torch.nn.utils.fusion.fuse_conv_bn_weights.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Format`] for a normalisation whose statistics are no constants of its channels.
+    pub fn fold_batch_norms(&mut self) -> Result<usize> {
+        todo!("fold")
+    }
+
+    /// Stores the weights of convolutions and matrix products in another type.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Weights`] for a weight that is not finite, or beyond the range of f16.
+    pub fn set_weights(&mut self, weights: WeightType) -> Result<()> {
+        let _ = weights;
+        todo!("narrow")
+    }
+}
+
+fn check_length(bytes: usize) -> Result<()> {
+    if bytes > MAX_FILE_BYTES {
+        let reason = format!("it is {bytes} bytes long, and a protobuf message ends at {MAX_FILE_BYTES}");
+        return Err(format(reason, "export a smaller network, or narrow its weights"));
+    }
+    Ok(())
+}
