@@ -12,35 +12,35 @@ use tract_onnx::pb::{
 };
 
 /// A network that grows by one operation at a time.
-pub struct Net {
-    pub graph: GraphProto,
-    pub opset: i64,
+pub(crate) struct Net {
+    pub(crate) graph: GraphProto,
+    pub(crate) opset: i64,
     channels: usize,
     random: Random,
 }
 
 /// How a convolution is.
 #[derive(Clone, Copy)]
-pub struct Conv {
-    pub inputs: usize,
-    pub outputs: usize,
-    pub kernel: usize,
-    pub stride: usize,
-    pub padding: usize,
-    pub groups: usize,
-    pub bias: bool,
+pub(crate) struct Conv {
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    pub(crate) kernel: usize,
+    pub(crate) stride: usize,
+    pub(crate) padding: usize,
+    pub(crate) groups: usize,
+    pub(crate) bias: bool,
 }
 
 impl Conv {
     /// A convolution that keeps the size.
-    pub fn same(inputs: usize, outputs: usize, kernel: usize) -> Self {
+    pub(crate) fn same(inputs: usize, outputs: usize, kernel: usize) -> Self {
         Self { inputs, outputs, kernel, stride: 1, padding: kernel / 2, groups: 1, bias: false }
     }
 }
 
 impl Net {
     /// Starts with an input `input` of shape `[batch, channels, height, width]`.
-    pub fn new(channels: usize, height: usize, width: usize) -> Self {
+    pub(crate) fn new(channels: usize, height: usize, width: usize) -> Self {
         let dims = [None, Some(channels), Some(height), Some(width)];
         let graph =
             GraphProto { name: "net".to_owned(), input: vec![value("input", &dims)], ..Default::default() };
@@ -48,7 +48,12 @@ impl Net {
     }
 
     /// Adds a node of one output, whose name it gives.
-    pub fn node(&mut self, operation: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
+    pub(crate) fn node(
+        &mut self,
+        operation: &str,
+        inputs: &[&str],
+        attributes: Vec<AttributeProto>,
+    ) -> String {
         let place = self.graph.node.len();
         let output = format!("{}_{place}", operation.to_lowercase());
         self.graph.node.push(NodeProto {
@@ -63,20 +68,20 @@ impl Net {
     }
 
     /// Adds a tensor of random values from -1 to 1, times `scale`.
-    pub fn random(&mut self, name: &str, dims: &[usize], scale: f32) -> String {
+    pub(crate) fn random(&mut self, name: &str, dims: &[usize], scale: f32) -> String {
         let values: Vec<_> =
             (0..dims.iter().product()).map(|_| scale * (2.0 * self.random.unit() - 1.0)).collect();
         self.constant(name, dims, &values)
     }
 
     /// Adds a tensor.
-    pub fn constant(&mut self, name: &str, dims: &[usize], values: &[f32]) -> String {
+    pub(crate) fn constant(&mut self, name: &str, dims: &[usize], values: &[f32]) -> String {
         self.graph.initializer.push(tensor(name, dims, values));
         name.to_owned()
     }
 
     /// Adds a convolution of random weights whose output is about as large as its input.
-    pub fn conv(&mut self, input: &str, conv: Conv) -> String {
+    pub(crate) fn conv(&mut self, input: &str, conv: Conv) -> String {
         let place = self.graph.node.len();
         let dims = [conv.outputs, conv.inputs / conv.groups, conv.kernel, conv.kernel];
         let scale = (3.0 / (dims[1] * dims[2] * dims[3]) as f32).sqrt();
@@ -96,7 +101,7 @@ impl Net {
     }
 
     /// Adds a batch normalisation of random statistics.
-    pub fn batch_norm(&mut self, input: &str, channels: usize) -> String {
+    pub(crate) fn batch_norm(&mut self, input: &str, channels: usize) -> String {
         let place = self.graph.node.len();
         let gamma = self.random(&format!("bn{place}.weight"), &[channels], 1.0);
         let beta = self.random(&format!("bn{place}.bias"), &[channels], 1.0);
@@ -107,7 +112,7 @@ impl Net {
     }
 
     /// Adds the mean over rows and columns, and a linear layer to `classes`.
-    pub fn head(&mut self, input: &str, channels: usize, classes: usize) -> String {
+    pub(crate) fn head(&mut self, input: &str, channels: usize, classes: usize) -> String {
         let pooled = self.node("GlobalAveragePool", &[input], vec![]);
         let flat = self.node("Flatten", &[&pooled], vec![int("axis", 1)]);
         let weight = self.random("fc.weight", &[classes, channels], (3.0 / channels as f32).sqrt());
@@ -117,7 +122,7 @@ impl Net {
 
     /// A network of every part of a residual network: a stem, a pooling, a block with a projection, one without, groups,
     /// and a linear layer. Takes images of 16 by 16 and gives `classes`.
-    pub fn residual(channels: usize, classes: usize) -> Self {
+    pub(crate) fn residual(channels: usize, classes: usize) -> Self {
         let mut net = Self::new(channels, 16, 16);
         let stem = net.conv("input", Conv { stride: 2, padding: 3, ..Conv::same(channels, 8, 7) });
         let stem = net.batch_norm(&stem, 8);
@@ -148,12 +153,12 @@ impl Net {
     }
 
     /// Names the output `[batch, classes]`.
-    pub fn output(&mut self, name: &str, classes: usize) {
+    pub(crate) fn output(&mut self, name: &str, classes: usize) {
         self.graph.output = vec![value(name, &[None, Some(classes)])];
     }
 
     /// The whole file.
-    pub fn model(&self) -> ModelProto {
+    pub(crate) fn model(&self) -> ModelProto {
         ModelProto {
             ir_version: 8,
             producer_name: "test".to_owned(),
@@ -164,23 +169,23 @@ impl Net {
     }
 
     /// The bytes of the file.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         self.model().encode_to_vec()
     }
 
     /// Random images of the network's size, from -1 to 1.
-    pub fn images(&self, batch: usize, height: usize, width: usize) -> Vec<f32> {
+    pub(crate) fn images(&self, batch: usize, height: usize, width: usize) -> Vec<f32> {
         let mut random = Random(0x1234_5678_9abc_def1);
         (0..batch * self.channels * height * width).map(|_| 2.0 * random.unit() - 1.0).collect()
     }
 }
 
 /// Numbers that look random and are the same in each run (xorshift64, Marsaglia 2003).
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -188,18 +193,18 @@ impl Random {
     }
 
     /// A number from 0 to 1.
-    pub fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1 << 24) as f32
     }
 
     /// A number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.bits() % end as u64) as usize
     }
 }
 
 /// An f32 tensor.
-pub fn tensor(name: &str, dims: &[usize], values: &[f32]) -> TensorProto {
+pub(crate) fn tensor(name: &str, dims: &[usize], values: &[f32]) -> TensorProto {
     assert_eq!(dims.iter().product::<usize>(), values.len(), "{name}");
     TensorProto {
         name: name.to_owned(),
@@ -211,7 +216,7 @@ pub fn tensor(name: &str, dims: &[usize], values: &[f32]) -> TensorProto {
 }
 
 /// The description of an f32 value, with a free axis where a size is none.
-pub fn value(name: &str, dims: &[Option<usize>]) -> ValueInfoProto {
+pub(crate) fn value(name: &str, dims: &[Option<usize>]) -> ValueInfoProto {
     let dim = dims.iter().map(|size| Dimension {
         value: Some(match size {
             Some(size) => dimension::Value::DimValue(*size as i64),
@@ -231,7 +236,7 @@ pub fn value(name: &str, dims: &[Option<usize>]) -> ValueInfoProto {
 }
 
 /// An attribute of one integer.
-pub fn int(name: &str, value: i64) -> AttributeProto {
+pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
         name: name.to_owned(),
         r#type: AttributeType::Int as i32,
@@ -241,13 +246,13 @@ pub fn int(name: &str, value: i64) -> AttributeProto {
 }
 
 /// An attribute of integers.
-pub fn ints(name: &str, values: &[i64]) -> AttributeProto {
+pub(crate) fn ints(name: &str, values: &[i64]) -> AttributeProto {
     let ints = values.to_vec();
     AttributeProto { name: name.to_owned(), r#type: AttributeType::Ints as i32, ints, ..Default::default() }
 }
 
 /// An attribute of one float.
-pub fn float(name: &str, value: f32) -> AttributeProto {
+pub(crate) fn float(name: &str, value: f32) -> AttributeProto {
     AttributeProto {
         name: name.to_owned(),
         r#type: AttributeType::Float as i32,

@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -5,7 +7,7 @@ use std::path::Path;
 use prost::Message;
 use tract_onnx::pb::ModelProto;
 
-use super::{COPY, Signature, WeightType, foreign, format, graph, wire};
+use super::{COPY, Signature, WeightType, foreign, format, graph, rewrite, wire};
 use crate::{Error, Result};
 
 /// An image classifier in ONNX whose structure has been checked.
@@ -61,9 +63,9 @@ impl Onnx {
         Self::from_proto(proto)
     }
 
-    fn from_proto(proto: ModelProto) -> Result<Self> {
-        let graph = graph::check(&proto)?;
-        let signature = Signature::of(graph)?;
+    fn from_proto(mut proto: ModelProto) -> Result<Self> {
+        let signature = Signature::of(graph::check(&proto)?)?;
+        constants_are_no_inputs(&mut proto);
         Ok(Self { proto, signature })
     }
 
@@ -82,6 +84,11 @@ impl Onnx {
         &self.proto
     }
 
+    /// The same with f32 weights where they are stored in fewer bits.
+    pub(crate) fn widened(&self) -> Cow<'_, ModelProto> {
+        rewrite::widened(&self.proto)
+    }
+
     /// Folds each batch normalisation into the convolution before it where that one feeds nothing else, and says how many.
     ///
     /// `BN(conv(x, W) + b) = conv(x, W s) + (b - mean) s + beta` with `s = gamma / sqrt(var + epsilon)`, per output
@@ -91,18 +98,34 @@ impl Onnx {
     ///
     /// [`Error::Format`] for a normalisation whose statistics are no constants of its channels.
     pub fn fold_batch_norms(&mut self) -> Result<usize> {
-        todo!("fold")
+        match &mut self.proto.graph {
+            Some(graph) => rewrite::fold_batch_norms(graph),
+            None => Ok(0),
+        }
     }
 
-    /// Stores the weights of convolutions and matrix products in another type.
+    /// Stores the weights of convolutions and matrix products in another type; biases stay f32.
+    ///
+    /// [`WeightType::F32`] leaves the file as it is. Int8 is symmetric with one scale for each output channel,
+    /// `scale = max |w| / 127`. Fold normalisations first: weights that are narrow no longer take them in.
     ///
     /// # Errors
     ///
-    /// [`Error::Weights`] for a weight that is not finite, or beyond the range of f16.
+    /// [`Error::Weights`] for a weight that is not finite, beyond the range of f16, or stored in another narrow type
+    /// already; for int8 before opset 13, which has no scales per channel. The network is then as before.
     pub fn set_weights(&mut self, weights: WeightType) -> Result<()> {
-        let _ = weights;
-        todo!("narrow")
+        rewrite::narrow(&mut self.proto, weights)
     }
+}
+
+/// The fourth version of the format ended that constants are listed as inputs too. Engines take one that is listed for a
+/// default that a caller may replace, and compute nothing with it in advance.
+fn constants_are_no_inputs(proto: &mut ModelProto) {
+    const SEPARATE: i64 = 4;
+    let Some(graph) = &mut proto.graph else { return };
+    let constants: HashSet<_> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    graph.input.retain(|input| !constants.contains(input.name.as_str()));
+    proto.ir_version = proto.ir_version.max(SEPARATE);
 }
 
 fn check_length(bytes: usize) -> Result<()> {

@@ -3,8 +3,10 @@
 mod file;
 mod foreign;
 mod graph;
+mod rewrite;
 mod signature;
 mod tensor;
+mod values;
 mod weight_type;
 mod wire;
 

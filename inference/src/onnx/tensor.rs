@@ -30,8 +30,8 @@ pub(super) fn elements(dims: &[i64]) -> Option<usize> {
     let mut extent = 1_usize;
     for dim in dims {
         let dim = usize::try_from(*dim).ok()?;
-        elements *= dim;
         extent = extent.checked_mul(dim.max(1)).filter(|extent| *extent <= MAX_ELEMENTS)?;
+        elements *= dim;
     }
     Some(elements)
 }

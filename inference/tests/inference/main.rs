@@ -4,4 +4,10 @@
 #[allow(dead_code, reason = "each test uses a part")]
 mod testing;
 
+mod common;
+mod damaged;
+mod engines;
+mod fold;
+mod python;
 mod read;
+mod weights;

@@ -1,0 +1,14 @@
+//! Changes a graph into an equal one that costs less.
+
+mod dead;
+mod fold;
+mod hoist;
+mod index;
+mod names;
+mod narrow;
+mod weights;
+mod widen;
+
+pub(super) use fold::fold_batch_norms;
+pub(super) use narrow::narrow;
+pub(super) use widen::widened;
