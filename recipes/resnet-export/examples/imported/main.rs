@@ -55,7 +55,11 @@ fn main() -> ExitCode {
 
 fn fine_tune(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let group = ProcessGroup::from_environment()?;
-    let say = |text: String| if group.rank() == 0 { println!("{text}") };
+    let say = |text: String| {
+        if group.rank() == 0 {
+            println!("{text}")
+        }
+    };
     let device = Device::flex().autodiff();
     device.seed(SEED);
     let model = model::load(&device);
@@ -65,7 +69,8 @@ fn fine_tune(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     check("imported network", onnx::largest_difference(&original, &model.valid(), &test)?)?;
 
     let model = model.with_classes(digits::CLASSES);
-    let told = |score: digits::Score| format!("loss {:.3}, accuracy {:.1}%", score.loss, 100.0 * score.accuracy);
+    let told =
+        |score: digits::Score| format!("loss {:.3}, accuracy {:.1}%", score.loss, 100.0 * score.accuracy);
     say(format!("before     test {}", told(digits::evaluate(&model.valid(), &test)?)));
     let model = training::fine_tune(model, EPOCHS, &group, &device, |epoch, score| {
         say(format!("epoch {epoch}   training {}", told(score)));
@@ -91,7 +96,11 @@ fn fine_tune(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
 fn check(what: &str, difference: f32) -> Result<(), String> {
     println!("{what}: logits by tract and by Burn differ by {difference:.1e} at most");
     // Not `>`, which a difference that is not a number would pass.
-    if difference <= TOLERANCE { Ok(()) } else { Err(format!("{what}: {difference} is more than {TOLERANCE}")) }
+    if difference <= TOLERANCE {
+        Ok(())
+    } else {
+        Err(format!("{what}: {difference} is more than {TOLERANCE}"))
+    }
 }
 
 /// Runs this program once for each rank, with the same options but `--nproc`.

@@ -25,7 +25,11 @@ impl OpOverride for TrainableBatchNorm {
         NodeType::BatchNormalization
     }
 
-    fn forward(&self, node: &Node, context: &mut CodegenContext<'_, '_>) -> Result<TokenStream, ProcessError> {
+    fn forward(
+        &self,
+        node: &Node,
+        context: &mut CodegenContext<'_, '_>,
+    ) -> Result<TokenStream, ProcessError> {
         let (node, _) = with_constants(node)?;
         let (output, field) = (arg_to_ident(&node.outputs[0]), format_ident!("{}", node.name));
         let input = context.arg(&node.inputs[0]);
@@ -54,7 +58,9 @@ impl OpOverride for TrainableBatchNorm {
     fn collect_tensors(&self, node: &Node, field: &str) -> Result<Vec<PackTensor>, ProcessError> {
         let (node, _) = with_constants(node)?;
         let inputs = node.inputs.iter().skip(1).zip(PARAMETERS);
-        Ok(inputs.filter_map(|(input, name)| create_deferred_tensor(input, &format!("{field}.{name}"))).collect())
+        Ok(inputs
+            .filter_map(|(input, name)| create_deferred_tensor(input, &format!("{field}.{name}")))
+            .collect())
     }
 }
 
@@ -90,7 +96,8 @@ mod tests {
     #[test]
     fn the_momentum_of_onnx_becomes_that_of_burn() {
         // What PyTorch writes for its eps=1e-5, momentum=0.1.
-        let written = |epsilon: f32, momentum: f32| BatchNormStaticConfig::new(epsilon.into(), momentum.into());
+        let written =
+            |epsilon: f32, momentum: f32| BatchNormStaticConfig::new(epsilon.into(), momentum.into());
         assert_eq!(in_burn(&written(1e-5, 0.9)), [1e-5, 0.1]);
         assert_eq!(in_burn(&written(1e-3, 0.99)), [1e-3, 0.01]);
         assert_eq!(in_burn(&written(1e-5, 1.0)), [1e-5, 0.0]);

@@ -36,7 +36,10 @@ pub(super) fn convert(onnx: &Onnx, model: &Path, name: &str) -> Result<Generated
     let input = file("onnx");
     fs::write(&input, onnx.to_bytes()).map_err(disk)?;
     let (Some(from), Some(to)) = (input.to_str(), folder.path().to_str()) else {
-        return Err(("the folder for temporary files has no Unicode name".into(), "set TMPDIR to another".into()));
+        return Err((
+            "the folder for temporary files has no Unicode name".into(),
+            "set TMPDIR to another".into(),
+        ));
     };
     let shown = model.display().to_string();
     // Not `ModelGen::new`, which would log all of its work to the standard output and report panics there.
@@ -66,7 +69,8 @@ fn without_panic(work: impl FnOnce()) -> Result<(), String> {
 
 fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "burn-onnx does not say why".into())
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "burn-onnx does not say why".into())
 }
 
 /// One line that moves no cursor, without the lines that speak to those who write a build script.
@@ -81,10 +85,11 @@ fn one_line(text: &str) -> String {
     shown
 }
 
-/// The code with the name of the file that it comes from, in place of the path in the temporary folder.
+/// The code with its first line's path in the temporary folder replaced, so that it is the same wherever it is made.
 fn with_origin(code: &str, input: &str, model: &Path) -> String {
     let name = model.file_name().unwrap_or_default().to_string_lossy();
-    code.replace(&format!("{input:?}"), &format!("{name:?}"))
+    let origin = format!("{name:?} by `recipe-resnet-export import`, with burn-onnx");
+    code.replacen(&format!("{input:?} by burn-onnx"), &origin, 1)
 }
 
 #[cfg(test)]
@@ -108,8 +113,9 @@ mod tests {
 
     #[test]
     fn the_code_names_the_file_and_no_folder() {
-        let code = "// Generated from ONNX \"/tmp/x1/net.onnx\" by burn-onnx\n";
-        let expected = "// Generated from ONNX \"their net.onnx\" by burn-onnx\n";
+        let code = "// Generated from ONNX \"/tmp/x1/net.onnx\" by burn-onnx\nextern crate alloc;\n";
+        let expected = "// Generated from ONNX \"their net.onnx\" by `recipe-resnet-export import`, with burn-onnx\n\
+                        extern crate alloc;\n";
         assert_eq!(with_origin(code, "/tmp/x1/net.onnx", Path::new("a/their net.onnx")), expected);
     }
 }

@@ -30,7 +30,9 @@ impl Destination {
     }
 
     fn check(&self, file: &Path) -> Result<()> {
-        let refused = |cause, remedy| Err(RecipeError::usage(format!("cannot write {}", file.display()), cause, remedy));
+        let refused = |cause, remedy| {
+            Err(RecipeError::usage(format!("cannot write {}", file.display()), cause, remedy))
+        };
         match fs::symlink_metadata(file) {
             Ok(found) if found.is_dir() => refused("it is a folder", "choose another --name or --to"),
             Ok(_) if !self.overwrite => {
@@ -88,8 +90,10 @@ mod tests {
     }
 
     fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> =
-            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }

@@ -6,10 +6,11 @@ use recipe_common::{RecipeError, Result};
 
 /// The words that Rust 2024 keeps for itself.
 const KEYWORDS: [&str; 53] = [
-    "Self", "_", "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate", "do",
-    "dyn", "else", "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl", "in", "let", "loop", "macro",
-    "match", "mod", "move", "mut", "override", "priv", "pub", "ref", "return", "self", "static", "struct", "super",
-    "trait", "true", "try", "type", "typeof", "unsafe", "unsized", "use", "virtual", "where", "while", "yield",
+    "Self", "_", "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate",
+    "do", "dyn", "else", "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl", "in", "let",
+    "loop", "macro", "match", "mod", "move", "mut", "override", "priv", "pub", "ref", "return", "self",
+    "static", "struct", "super", "trait", "true", "try", "type", "typeof", "unsafe", "unsized", "use",
+    "virtual", "where", "while", "yield",
 ];
 
 /// The name that was asked for, or else that of the file, where a module can have it.
@@ -19,7 +20,11 @@ pub(super) fn choose(asked: Option<&str>, model: &Path) -> Result<String> {
     if is_module_name(name) {
         return Ok(name.to_owned());
     }
-    let origin = if asked.is_some() { "is no name of a Rust module" } else { "of the file is no name of a Rust module" };
+    let origin = if asked.is_some() {
+        "is no name of a Rust module"
+    } else {
+        "of the file is no name of a Rust module"
+    };
     Err(RecipeError::usage(
         "cannot name the module",
         format!("`{}` {origin}", name.escape_debug()),

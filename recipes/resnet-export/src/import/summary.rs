@@ -30,7 +30,8 @@ fn shapes(signature: &Signature) -> String {
 /// How many tensors of each kind there are, and what that means for training.
 fn parts(tensors: &[StoredTensor]) -> String {
     let names = || tensors.iter().map(StoredTensor::name);
-    let statistics = names().filter(|name| name.ends_with(".running_mean") || name.ends_with(".running_var")).count();
+    let statistics =
+        names().filter(|name| name.ends_with(".running_mean") || name.ends_with(".running_var")).count();
     let constants = names().filter(|name| is_constant(name)).count();
     let trained = tensors.len() - statistics - constants;
     let values: usize = tensors.iter().map(|tensor| tensor.shape().iter().product::<usize>()).sum();
@@ -58,17 +59,20 @@ fn is_constant(name: &str) -> bool {
 
 fn next_steps(name: &str, weights: &str) -> String {
     format!(
-        r#"to use it in a crate:
-  in Cargo.toml     burn = {{ version = "0.22.1", features = ["autodiff", "flex", "optim"] }}
-                    burn-store = "0.22.1"
-  beside {name}.rs   mod {name} {{
-                        #![allow(dead_code, missing_docs, unreachable_pub)]
-                        include!("{name}.rs");
-                    }}
-  in a function     let weights = burn::tensor::Bytes::from_bytes_vec(std::fs::read({weights:?})?);
-                    let network = {name}::Model::from_bytes(weights, &device);
-on a device with .autodiff() it trains, and batch norms update their statistics; network.valid() only classifies.
-The example `imported` of recipes/resnet-export does all of it, and exports the trained network again.
+        r#"
+In the Cargo.toml of a crate that uses it:
+    burn = {{ version = "0.22.1", features = ["autodiff", "flex", "optim"] }}
+    burn-store = "0.22.1"
+In a source file beside {name}.rs:
+    mod {name} {{
+        #![allow(dead_code, missing_docs, unreachable_pub)]
+        include!("{name}.rs");
+    }}
+To load it:
+    let weights = burn::tensor::Bytes::from_bytes_vec(std::fs::read({weights:?})?);
+    let network = {name}::Model::from_bytes(weights, &device);
+On a device with .autodiff() it trains, and its batch norms update their statistics; network.valid() only classifies.
+The example `imported` of recipe-resnet-export does all of it and exports the trained network again.
 "#
     )
 }
@@ -80,6 +84,8 @@ mod tests {
     #[test]
     fn constants_are_told_by_the_names_that_burn_onnx_gives() {
         assert!(["constant1", "submodule2.constant12"].into_iter().all(is_constant));
-        assert!(["constant1.weight", "conv2d1.weight", "constants"].into_iter().all(|name| !is_constant(name)));
+        assert!(
+            ["constant1.weight", "conv2d1.weight", "constants"].into_iter().all(|name| !is_constant(name))
+        );
     }
 }
