@@ -11,33 +11,41 @@ use burn_onnx::export::{AxisSpec, InputSpec, OnnxExporter};
 use super::digits::SIDE;
 use super::model::Model;
 
-/// The network in ONNX, for any number of images; `model` must be in evaluation mode, as `valid()` gives it.
+/// The network in ONNX, for any number of images, as it is for evaluation.
 ///
 /// The exporter runs the network twice, with different numbers of images, to see what depends on it.
 pub(crate) fn export(model: &Model) -> Result<Onnx, Box<dyn Error>> {
-    let device = model.devices().into_iter().next().unwrap_or_default();
-    let images = |batch: usize| Tensor::<4>::zeros([batch, 3, SIDE, SIDE], &device);
+    // Clones of a module share their running statistics, and the exporter moves those of its clone to a device that ends
+    // with it. `valid()` gives a network with its own.
+    let model = model.valid();
+    let images = |batch: usize| Tensor::<4>::zeros([batch, 3, SIDE, SIDE], &Device::flex());
     let spec =
         InputSpec::new([AxisSpec::dynamic("batch"), AxisSpec::Static, AxisSpec::Static, AxisSpec::Static]);
     let exported =
-        OnnxExporter::new().export_dynamic(model, images(2), images(3), &[spec], Model::forward)?;
+        OnnxExporter::new().export_dynamic(&model, images(2), images(3), &[spec], Model::forward)?;
     Ok(Onnx::from_bytes(exported.as_bytes())?)
 }
 
 /// The largest difference between the logits of the file, by tract, and those of the network, over the batches of
-/// `images`.
+/// `images`; relative to the largest logit.
 pub(crate) fn largest_difference(onnx: &Onnx, model: &Model, images: &Loader) -> Result<f32, Box<dyn Error>> {
     let mut engine = load(onnx, EngineChoice::Only(EngineKind::Tract), &EngineOptions::default())?;
-    let (mut logits, mut largest) = (Vec::new(), 0.0f32);
+    let (mut theirs, mut difference, mut size) = (Vec::new(), 0.0, 0.0);
     for batch in images.epoch(0) {
         let images = batch?.images;
         let [count, ..] = images.dims();
-        engine.run(count, &images.to_data().try_to_vec::<f32>()?, &mut logits)?;
+        engine.run(count, &images.to_data().try_to_vec::<f32>()?, &mut theirs)?;
         let ours = model.forward(images).into_data().try_to_vec::<f32>()?;
-        assert_eq!(ours.len(), logits.len(), "the file has other classes than the network");
-        // `max` alone would leave out a difference that is not a number.
-        let differences = ours.iter().zip(&logits).map(|(ours, theirs)| (ours - theirs).abs());
-        largest = differences.fold(largest, |largest, next| if next <= largest { largest } else { next });
+        if ours.len() != theirs.len() {
+            return Err(format!("the file gives {} logits, the network {}", theirs.len(), ours.len()).into());
+        }
+        difference = largest(difference, ours.iter().zip(&theirs).map(|(ours, theirs)| ours - theirs));
+        size = largest(size, ours.iter().copied());
     }
-    Ok(largest)
+    Ok(difference / size)
+}
+
+/// The largest of `values` without their signs and of `so_far`; what is no number counts as the largest.
+fn largest(so_far: f32, values: impl Iterator<Item = f32>) -> f32 {
+    values.map(f32::abs).fold(so_far, |largest, value| if value <= largest { largest } else { value })
 }

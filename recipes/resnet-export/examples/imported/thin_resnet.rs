@@ -1,4 +1,4 @@
-// Generated from ONNX "thin_resnet.onnx" by burn-onnx
+// Generated from ONNX "thin_resnet.onnx" by `recipe-resnet-export import`, with burn-onnx
 extern crate alloc;
 use burn::prelude::*;
 use burn::nn::BatchNorm;

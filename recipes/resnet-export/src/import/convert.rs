@@ -9,6 +9,7 @@ use burn_nccl_inference::Onnx;
 use burn_onnx::{LoadStrategy, ModelGen};
 
 use super::batch_norm::TrainableBatchNorm;
+use super::weights::with_fixed_identifiers;
 
 /// Characters of a cause, which can be a whole node in Rust's notation.
 const MAX_CAUSE: usize = 400;
@@ -34,7 +35,8 @@ pub(super) fn convert(onnx: &Onnx, model: &Path, name: &str) -> Result<Generated
     let folder = tempfile::tempdir().map_err(disk)?;
     let file = |extension| folder.path().join(name).with_extension(extension);
     let input = file("onnx");
-    fs::write(&input, onnx.to_bytes()).map_err(disk)?;
+    let bytes = onnx.to_bytes();
+    fs::write(&input, &bytes).map_err(disk)?;
     let (Some(from), Some(to)) = (input.to_str(), folder.path().to_str()) else {
         return Err((
             "the folder for temporary files has no Unicode name".into(),
@@ -53,7 +55,10 @@ pub(super) fn convert(onnx: &Onnx, model: &Path, name: &str) -> Result<Generated
     })
     .map_err(|panic| (one_line(&panic.replace(from, &shown)), REMEDY.into()))?;
     let code = fs::read_to_string(file("rs")).map_err(disk)?;
-    let weights = fs::read(file("bpk")).map_err(disk)?;
+    let fixed = file("fixed.bpk");
+    with_fixed_identifiers(&file("bpk"), &fixed, &bytes)
+        .map_err(|error| (error.to_string(), "check that the folder for temporary files has space".into()))?;
+    let weights = fs::read(fixed).map_err(disk)?;
     Ok(Generated { code: with_origin(&code, from, model), weights })
 }
 

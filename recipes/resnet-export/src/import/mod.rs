@@ -5,6 +5,7 @@ mod convert;
 mod destination;
 mod module_name;
 mod summary;
+mod weights;
 
 use std::path::PathBuf;
 

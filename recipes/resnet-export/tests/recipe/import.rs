@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use burn_nccl::ProcessGroup;
 use burn_nccl_datasets::Split;
 use burn_nccl_inference::{Engine, EngineChoice, EngineKind, EngineOptions, Onnx, load};
-use onnx_ir::{AttributeProto, Message, ModelProto};
+use onnx_ir::{Message, ModelProto};
 
 #[path = "../../examples/imported/digits.rs"]
 mod digits;
@@ -45,8 +45,9 @@ fn refuses(model: &Path, more: &[&str], exit_code: i32) -> [String; 2] {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(exit_code), "{stderr}");
     assert!(output.stdout.is_empty() && !to.exists());
+    // Before it there may be warnings of the conversion.
     let lines: Vec<_> = stderr.lines().collect();
-    let [error, cause, help] = lines[..] else { panic!("not three lines: {stderr}") };
+    let Some([error, cause, help]) = lines.last_chunk() else { panic!("not three lines: {stderr}") };
     assert!(error.starts_with("error: "), "{stderr}");
     [cause, help].map(|line| line.split_once(": ").unwrap().1.trim().to_owned())
 }
@@ -153,8 +154,8 @@ fn one_training_step_changes_every_parameter_of_the_file() {
 
     // The exporter writes equal tensors once: three biases are Identity nodes of others.
     let proto = proto();
-    let names = || proto.graph.initializer.iter().map(|tensor| tensor.name());
-    let copies = proto.graph.node.iter().filter(|node| node.op_type() == "Identity").count();
+    let names = || proto.graph.initializer.iter().map(|tensor| tensor.name.as_str());
+    let copies = proto.graph.node.iter().filter(|node| node.op_type == "Identity").count();
     assert_eq!((names().count(), copies), (59, 3));
     let trainable = before.values().filter(|(_, takes_gradients)| *takes_gradients);
     assert_eq!(trainable.clone().count(), names().filter(|name| !is_statistic(name)).count() + copies);
@@ -164,7 +165,8 @@ fn one_training_step_changes_every_parameter_of_the_file() {
     let logits = model.forward(images(8, &device));
     let labels = Tensor::from_ints([0, 1, 2, 3, 4, 5, 6, 7], &device);
     let gradients = GradientsParams::from_grads(digits::cross_entropy(&logits, &labels).backward(), &model);
-    let after = Values::of(&SgdConfig::new().init().step(0.1, model, gradients));
+    // Queued changes of the running statistics are there once `valid()` is asked for.
+    let after = Values::of(&SgdConfig::new().init().step(0.1, model, gradients).valid());
     assert_eq!(before.len(), after.len());
     for (name, (values, _)) in &before {
         assert!(after[name].0 != *values, "{name} is what it was");
@@ -176,7 +178,8 @@ fn one_training_step_changes_every_parameter_of_the_file() {
 fn running_statistics_move_by_a_tenth_of_the_way_as_in_pytorch() {
     let device = Device::flex().autodiff();
     let model = model::load(&device);
-    let first = |model: &Model| Values::of(model).remove("batchnormalization1.running_mean").unwrap().0;
+    let first =
+        |model: &Model| Values::of(&model.valid()).remove("batchnormalization1.running_mean").unwrap().0;
     let start = first(&model);
     // Of equal images, whose mean b is what the statistics r approach: r' = r + 0.1 (b - r).
     let steps = [(); 2].map(|()| {
@@ -216,7 +219,7 @@ fn fine_tuning_learns_the_digits_and_the_exported_file_has_learned_them() {
     assert_eq!((exported.signature().channels, exported.signature().classes), (3, 10));
     assert_eq!(exported.fold_batch_norms().unwrap(), 12);
     let difference = onnx::largest_difference(&exported, &model, &test).unwrap();
-    assert!(difference < 1e-4, "{difference}");
+    assert!(difference < 1e-5, "{difference}");
 }
 
 #[test]
@@ -244,7 +247,7 @@ fn what_is_no_usable_file_is_refused() {
 fn an_operation_that_cannot_be_converted_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let unknown = altered(folder.path(), |proto| {
-        proto.graph.as_mut().unwrap().node[5].set_op_type("Rubu".into());
+        proto.graph.as_mut().unwrap().node[5].op_type = "Rubu".into();
     });
     let [cause, help] = refuses(&unknown, &[], 1);
     assert!(cause.contains("Rubu"), "{cause}");
@@ -256,10 +259,10 @@ fn a_batch_norm_that_computes_with_the_statistics_of_the_batch_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let training = altered(folder.path(), |proto| {
         let nodes = &mut proto.graph.as_mut().unwrap().node;
-        let norm = nodes.iter_mut().find(|node| node.op_type() == "BatchNormalization").unwrap();
+        let norm = nodes.iter_mut().find(|node| node.op_type == "BatchNormalization").unwrap();
         let attribute =
-            norm.attribute.iter_mut().find(|attribute| attribute.name() == "training_mode").unwrap();
-        *attribute = AttributeProto { i: Some(1), ..attribute.clone() };
+            norm.attribute.iter_mut().find(|attribute| attribute.name == "training_mode").unwrap();
+        attribute.i = 1;
     });
     let [cause, _] = refuses(&training, &[], 1);
     assert!(cause.contains("training mode"), "{cause}");
