@@ -5,6 +5,7 @@ mod classify;
 mod export;
 mod fixtures;
 mod fuzz;
+mod import;
 mod interrupted;
 mod page;
 mod serve;
