@@ -126,52 +126,61 @@ impl Direct {
     }
 }
 
+impl Direct {
+    /// Computes a tile of a set; `place` counts the tiles of the set that were computed before.
+    ///
+    /// # Safety
+    ///
+    /// As [`Step::run`].
+    unsafe fn tile(&self, context: &Context<'_>, at: usize, tile: usize, place: usize) {
+        let ([_, rows, columns], [step, out_step]) = self.extent(context);
+        let per_row = columns.div_ceil(context.kernels.pixels);
+        let (set, runs) = (&self.sets[at], &self.offsets[self.runs[at].clone()]);
+        let (row, part) = (tile / per_row, tile % per_row);
+        let (image, row) = (row / rows, row % rows);
+        let (first, end) = (part * columns / per_row, (part + 1) * columns / per_row);
+        let x = image * context.stride(self.io.input) + row * self.steps[1] + first * step;
+        let pixel = row * self.shape.width * LANES + first * out_step;
+        let out_block = self.shape.pixels() * LANES;
+        let to = image * context.stride(self.io.out) + set.block * out_block + pixel;
+        let weights = self.weights.pointer().wrapping_add(set.weights);
+        let residual =
+            self.io.residual.map(|residual| context.images(residual).wrapping_add(to).cast_const());
+        let size = runs.len() * self.inner * set.blocks * LANES;
+        // SAFETY: `check` has made sure that the window stays in the image, `plan` that each set has its weights and offsets;
+        // the tile's pixels lie in the output, and are this thread's alone.
+        unsafe {
+            context.kernels.by_pixels(set.blocks, step, self.inner)[end - first - 1](&Tile {
+                x: context.images(self.io.input).add(x),
+                step,
+                offsets: runs.as_ptr(),
+                runs: runs.len(),
+                inner: self.inner,
+                weights,
+                ahead: ahead(weights, size, place, set.blocks),
+                bias: self.bias[set.block * LANES..].as_ptr(),
+                out: context.images(self.io.out).add(to),
+                residual: residual.unwrap_or(std::ptr::null()),
+                out_step,
+                out_block,
+                activation: self.activation,
+            });
+        }
+    }
+}
+
 impl Step for Direct {
     unsafe fn run(&self, context: &Context<'_>) {
-        let ([images, rows, columns], [step, out_step]) = self.extent(context);
+        let ([images, rows, columns], _) = self.extent(context);
         let per_row = columns.div_ceil(context.kernels.pixels);
         let (tiles, sets) = self.parts(context, images * rows * per_row);
-        let tile_values = (columns.div_ceil(per_row) * self.runs[0].len() * self.inner).max(1);
-        let chunk = (CACHED / tile_values).max(1);
-        let input = context.images(self.io.input).cast_const();
-        let out = context.images(self.io.out);
-        let residual = self.io.residual.map(|residual| context.images(residual).cast_const());
-        let (image_step, out_image) = (context.stride(self.io.input), context.stride(self.io.out));
+        let tile_values = columns.div_ceil(per_row) * self.runs[0].len() * self.inner;
+        let chunk = (CACHED / tile_values.max(1)).max(1);
         for start in tiles.clone().step_by(chunk) {
-            for (set, runs) in self.sets[sets.clone()].iter().zip(&self.runs[sets.clone()]) {
-                let kernels = context.kernels.by_pixels(set.blocks, step, self.inner);
+            for set in sets.clone() {
                 for tile in start..tiles.end.min(start + chunk) {
-                    let (row, part) = (tile / per_row, tile % per_row);
-                    let (image, row) = (row / rows, row % rows);
-                    let (first, end) = (part * columns / per_row, (part + 1) * columns / per_row);
-                    let x = image * image_step + row * self.steps[1] + first * step;
-                    let pixel = row * self.shape.width * LANES + first * out_step;
-                    let to = image * out_image + set.block * self.shape.pixels() * LANES + pixel;
-                    let weights = self.weights.pointer().wrapping_add(set.weights);
-                    // SAFETY: `check` has made sure that the window stays in the image, `plan` that each set has its weights
-                    // and offsets; the tile's pixels lie in the output, and are this thread's alone.
-                    unsafe {
-                        kernels[end - first - 1](&Tile {
-                            x: input.add(x),
-                            step,
-                            offsets: self.offsets[runs.clone()].as_ptr(),
-                            runs: runs.len(),
-                            inner: self.inner,
-                            weights,
-                            ahead: ahead(
-                                weights,
-                                runs.len() * self.inner * set.blocks * LANES,
-                                tile - start,
-                                set.blocks,
-                            ),
-                            bias: self.bias[set.block * LANES..].as_ptr(),
-                            out: out.add(to),
-                            residual: residual.map_or(std::ptr::null(), |residual| residual.add(to)),
-                            out_step,
-                            out_block: self.shape.pixels() * LANES,
-                            activation: self.activation,
-                        });
-                    }
+                    // SAFETY: the caller keeps the promises of the trait.
+                    unsafe { self.tile(context, set, tile, tile - start) }
                 }
             }
         }
