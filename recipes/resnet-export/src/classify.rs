@@ -60,13 +60,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let package = open_package(options.from.as_deref())?;
     let mut classifier = Classifier::new(&package, options.engine.engine, &options.engine.options())
         .map_err(|error| inference("the network cannot be loaded", &error))?;
-    // Only the engine's own copy of the weights is needed from here on.
-    let Package { preprocess, .. } = package;
+    let Package { onnx, preprocess, place, .. } = package;
+    // The engine has its own copy of the weights.
+    drop(onnx);
     let mut preparation = Preparation::new(preprocess, MAX_PIXELS);
     let engine = classifier.engine();
     if options.verbose {
         let age = age_seconds().map_or_else(|| "unknown".into(), |seconds| format!("{seconds:.2}"));
-        eprintln!("engine {engine}, ready after {age} s");
+        eprintln!("network {}, engine {engine}, ready after {age} s", plain(&place));
     }
     let mut failed = 0;
     for path in &options.images {

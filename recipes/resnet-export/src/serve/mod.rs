@@ -55,8 +55,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let classifier = Classifier::new(&package, options.engine.engine, &options.engine.options())
         .map_err(|error| inference("the network cannot be loaded", &error))?;
     let fixed_batch = package.onnx.signature().batch;
-    // The engine has its own copy of the weights: the file's is freed here.
-    let Package { labels, preprocess, info, .. } = package;
+    let Package { onnx, labels, preprocess, info, .. } = package;
+    // The engine has its own copy of the weights, and the service runs for long.
+    drop(onnx);
     let name =
         info.architecture.get("depth").and_then(|depth| depth.as_str()).unwrap_or("network").to_owned();
     let model = Model { name, labels, engine: classifier.engine() };
