@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::DecodeError;
+
 /// Why data could not be found, read, sampled or turned into a batch.
 ///
 /// Each message says what failed, why, and what to do about it.
@@ -99,8 +101,8 @@ pub enum DataError {
     Decode {
         /// The image file.
         path: PathBuf,
-        /// The decoder's message.
-        source: image::ImageError,
+        /// Why.
+        source: DecodeError,
     },
 
     /// A binary file does not have the length its format prescribes.

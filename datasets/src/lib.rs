@@ -39,6 +39,7 @@
 //! ```
 
 mod cifar;
+mod decode;
 mod digits;
 mod error;
 mod folder;
@@ -51,9 +52,10 @@ mod source;
 mod transforms;
 
 pub use crate::cifar::{Cifar, load_cifar};
+pub use crate::decode::{DecodeError, DecodeLimits, decode_image, decode_image_bytes};
 pub use crate::digits::load_digits;
 pub use crate::error::DataError;
-pub use crate::folder::{ImageFolder, decode_image};
+pub use crate::folder::ImageFolder;
 pub use crate::image::{Image, ImageDataset, Split};
 pub use crate::loader::{Batch, Batches, Loader, LoaderConfig};
 pub use crate::memory::MemoryDataset;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use burn::data::dataset::Dataset;
 
-use super::decode::decode_image;
 use super::scan::{class_folders, image_files};
+use crate::decode::decode_image;
 use crate::{DataError, Image, ImageDataset, Split};
 
 /// JPEG and PNG files, one folder per class; an image is decoded each time it is asked for, as RGB.

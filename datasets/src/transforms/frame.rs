@@ -14,10 +14,8 @@ pub(super) struct Frame {
 impl Frame {
     /// Takes over an image's pixels, scaled from 0..=255 to 0..=1.
     pub(super) fn load(&mut self, image: &Image) -> Result<(), DataError> {
+        check_pixels(image)?;
         let &Image { ref pixels, channels, height, width, .. } = image;
-        if pixels.is_empty() || pixels.len() != channels * height * width {
-            return Err(DataError::InvalidImage { channels, height, width, found: pixels.len() });
-        }
         self.data.clear();
         self.data.extend(pixels.iter().map(|&value| f32::from(value) / 255.0));
         (self.channels, self.height, self.width) = (channels, height, width);
@@ -65,6 +63,15 @@ impl Frame {
         let [channels, height, width] = self.shape();
         DataError::TransformShape { transform, channels, height, width, expected }
     }
+}
+
+/// Refuses an image whose pixels do not fill its shape.
+pub(super) fn check_pixels(image: &Image) -> Result<(), DataError> {
+    let &Image { ref pixels, channels, height, width, .. } = image;
+    if pixels.is_empty() || pixels.len() != channels * height * width {
+        return Err(DataError::InvalidImage { channels, height, width, found: pixels.len() });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

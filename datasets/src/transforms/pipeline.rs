@@ -71,8 +71,14 @@ impl Pipeline {
     ) -> Result<[usize; 3], DataError> {
         let Scratch { frame, spare, buffers } = scratch;
         let mut rng = generator(Stream::Transform, key.seed, key.epoch as u64, key.index as u64);
-        frame.load(image)?;
-        for transform in &self.transforms {
+        let rest = match self.transforms.split_first() {
+            Some((first, rest)) if first.load_resized(image, frame, buffers)? => rest,
+            _ => {
+                frame.load(image)?;
+                &self.transforms
+            }
+        };
+        for transform in rest {
             transform.apply(frame, spare, buffers, &mut rng)?;
         }
         out.extend_from_slice(&frame.data);

@@ -5,6 +5,7 @@
 
 use super::frame::Frame;
 use super::window::Window;
+use crate::Image;
 
 /// Memory that is kept from image to image.
 #[derive(Clone, Debug, Default)]
@@ -54,8 +55,26 @@ impl Taps {
 
 /// Resizes the part of `src` under `window`, which must lie inside it, to `height` by `width`; what is
 /// outside of the window has no influence.
-pub(super) fn resize(
-    src: &Frame,
+pub(super) fn resize(src: &Frame, window: Window, to: [usize; 2], dst: &mut Frame, buffers: &mut Buffers) {
+    let planes = src.planes();
+    resize_planes(planes, |value| value, [src.channels, src.width], window, to, dst, buffers);
+}
+
+/// As [`Frame::load`] and [`resize`] of the whole, to the same values: a large picture does not become `f32` values,
+/// which take four times its memory, before it is small.
+pub(super) fn load_resized(image: &Image, to: [usize; 2], dst: &mut Frame, buffers: &mut Buffers) {
+    let &Image { ref pixels, channels, height, width, .. } = image;
+    let values: [f32; 256] = std::array::from_fn(|value| value as f32 / 255.0);
+    let value = |pixel: u8| values[usize::from(pixel)];
+    let window = Window { top: 0, left: 0, height, width };
+    resize_planes(pixels.chunks_exact(height * width), value, [channels, width], window, to, dst, buffers);
+}
+
+/// Resizes planes of `src_width` columns, of whose values `value` makes numbers.
+fn resize_planes<'a, T: Copy + 'a>(
+    planes: impl Iterator<Item = &'a [T]>,
+    value: impl Fn(T) -> f32,
+    [channels, src_width]: [usize; 2],
     window: Window,
     [height, width]: [usize; 2],
     dst: &mut Frame,
@@ -66,19 +85,19 @@ pub(super) fn resize(
     rows.fill(window.top as usize, window.height, height);
 
     // Columns first: the rows outside of the window are not needed.
-    half.reset(src.channels, window.height, width);
+    half.reset(channels, window.height, width);
     let top = window.top as usize;
-    for (plane, out) in src.planes().zip(half.planes_mut()) {
-        let source_rows = plane[top * src.width..].chunks_exact(src.width);
+    for (plane, out) in planes.zip(half.planes_mut()) {
+        let source_rows = plane[top * src_width..].chunks_exact(src_width);
         for (source, target) in source_rows.zip(out.chunks_exact_mut(width)) {
-            for (value, (first, weights)) in target.iter_mut().zip(columns.iter()) {
+            for (target, (first, weights)) in target.iter_mut().zip(columns.iter()) {
                 let values = &source[first..first + weights.len()];
-                *value = values.iter().zip(weights).map(|(x, w)| x * w).sum();
+                *target = values.iter().zip(weights).map(|(&x, w)| value(x) * w).sum();
             }
         }
     }
 
-    dst.reset(src.channels, height, width);
+    dst.reset(channels, height, width);
     for (plane, out) in half.planes().zip(dst.planes_mut()) {
         for (target, (first, weights)) in out.chunks_exact_mut(width).zip(rows.iter()) {
             let source_rows = plane[(first - top) * width..].chunks_exact(width);
@@ -147,6 +166,20 @@ mod tests {
             5.513392, 5.57353, 3.21875, 6.857142, 8.352941, 2.5,
         ];
         assert_close(&resized(&src, Window::whole(&src), [8, 3]), &expected);
+    }
+
+    #[test]
+    fn a_picture_is_resized_to_the_same_values_as_its_frame() {
+        let pixels: Vec<u8> = (0..3 * 23 * 31).map(|v: u32| (v * v % 251) as u8).collect();
+        let image = Image { pixels, channels: 3, height: 23, width: 31, label: 0 };
+        let mut frame = Frame::default();
+        frame.load(&image).unwrap();
+        for to in [[7, 9], [40, 12], [23, 31]] {
+            let mut direct = Frame::default();
+            load_resized(&image, to, &mut direct, &mut Buffers::default());
+            assert_eq!(direct.shape(), [3, to[0], to[1]]);
+            assert_eq!(direct.data, resized(&frame, Window::whole(&frame), to));
+        }
     }
 
     #[test]

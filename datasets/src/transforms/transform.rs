@@ -5,12 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use super::affine::{Affine, warp};
 use super::crop::{crop, flip_horizontal};
-use super::frame::Frame;
+use super::frame::{Frame, check_pixels};
 use super::normalize::Normalization;
-use super::resample::{Buffers, resize};
+use super::resample::{Buffers, load_resized, resize};
 use super::window::Window;
-use crate::DataError;
 use crate::random::uniform;
+use crate::{DataError, Image};
+
+/// Values of a picture that [`Transform::ResizeShorter`] makes at most; they take 64 MiB.
+const MAX_VALUES: usize = 1 << 24;
 
 /// One step from a decoded image to the network's input.
 ///
@@ -97,6 +100,46 @@ impl Transform {
         }
     }
 
+    /// Loads `image` already resized, and says so, where this transform does nothing else.
+    pub(super) fn load_resized(
+        &self,
+        image: &Image,
+        frame: &mut Frame,
+        buffers: &mut Buffers,
+    ) -> Result<bool, DataError> {
+        check_pixels(image)?;
+        match self.size_of([image.channels, image.height, image.width])? {
+            Some(to) if to != [image.height, image.width] => load_resized(image, to, frame, buffers),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The height and width to which this transform resizes a whole picture of this shape; none where it does something
+    /// else.
+    fn size_of(&self, shape: [usize; 3]) -> Result<Option<[usize; 2]>, DataError> {
+        let [channels, height, width] = shape;
+        match *self {
+            Self::Resize { height, width } => Ok(Some([height, width])),
+            Self::ResizeShorter { size } => {
+                let [new_height, new_width] = shorter_to(size, height, width);
+                // A picture of 1x60000 would become one of 256x15360000.
+                if channels.saturating_mul(new_height).saturating_mul(new_width) > MAX_VALUES {
+                    let expected = "sides that differ less";
+                    return Err(DataError::TransformShape {
+                        transform: self.name(),
+                        channels,
+                        height,
+                        width,
+                        expected,
+                    });
+                }
+                Ok(Some([new_height, new_width]))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Transforms `frame`; `spare` lends its memory and holds nothing of use afterwards.
     pub(super) fn apply(
         &self,
@@ -106,9 +149,9 @@ impl Transform {
         rng: &mut ChaCha8Rng,
     ) -> Result<(), DataError> {
         match *self {
-            Self::Resize { height, width } => resize_all(frame, [height, width], spare, buffers),
-            Self::ResizeShorter { size } => {
-                resize_all(frame, shorter_to(size, frame.height, frame.width), spare, buffers);
+            Self::Resize { .. } | Self::ResizeShorter { .. } => {
+                let to = self.size_of(frame.shape())?.unwrap_or([frame.height, frame.width]);
+                resize_all(frame, to, spare, buffers);
             }
             Self::CenterCrop { height, width } => {
                 crop(frame, Window::center(frame, height, width), spare);
@@ -156,7 +199,8 @@ fn resize_all(frame: &mut Frame, to: [usize; 2], spare: &mut Frame, buffers: &mu
 
 /// The size whose shorter side is `size`; the longer one is rounded down, as in torchvision.
 fn shorter_to(size: usize, height: usize, width: usize) -> [usize; 2] {
-    if height <= width { [size, size * width / height] } else { [size * height / width, size] }
+    let longer = |long: usize, short: usize| size.saturating_mul(long) / short;
+    if height <= width { [size, longer(width, height)] } else { [longer(height, width), size] }
 }
 
 #[cfg(test)]
@@ -196,6 +240,20 @@ mod tests {
         assert_eq!(size(part.clone(), 3, 20, 30), [3, 7, 3]);
         assert_eq!(size(part, 3, 1, 50), [3, 7, 3]);
         assert_eq!(size(Transform::ToRgb, 1, 2, 3), [3, 2, 3]);
+    }
+
+    #[test]
+    fn a_strip_that_would_become_a_giant_is_refused() {
+        let shorter = Transform::ResizeShorter { size: 256 };
+        let error = apply(&shorter, &mut ramp(3, 1, 60_000), 0).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "transform resize_shorter cannot take an image of shape 3x1x60000: expected sides that differ less"
+        );
+        let image = Image { pixels: vec![0; 180_000], channels: 3, height: 60_000, width: 1, label: 0 };
+        let load = |frame| shorter.load_resized(&image, frame, &mut Buffers::default());
+        assert!(load(&mut Frame::default()).is_err());
+        apply(&shorter, &mut ramp(3, 10, 800), 0).unwrap();
     }
 
     #[test]

@@ -9,9 +9,7 @@ mod all_reduce;
 // The crate's own bench has it too.
 #[path = "../../../backend-nccl/benches/engine/mod.rs"]
 mod engine;
-mod machine;
 mod model;
-mod output;
 mod scaling;
 mod sides;
 mod size;

@@ -4,11 +4,11 @@ use clap::Args;
 use recipe_common::Result;
 
 use crate::engine::{Measured, Variant, median};
-use crate::machine::Machine;
 use crate::model::ring_factor;
-use crate::output::{digits, print, table, time};
 use crate::sides::{Sides, Transport};
 use crate::size::Size;
+use recipe_common::machine::Machine;
+use recipe_common::output::{digits, print, table, time};
 
 /// Show how the cost of an all-reduce grows with the ranks of this machine, beside a ring's 2 (n - 1) / n.
 ///

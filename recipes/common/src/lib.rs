@@ -43,6 +43,7 @@ pub mod distributed;
 pub mod error;
 pub mod evaluate;
 mod launcher;
+pub mod machine;
 mod main_function;
 pub mod metrics;
 mod mixed_precision;

@@ -1,6 +1,8 @@
-//! What a tool prints as its result.
+//! What a tool prints as its result, and the files that it writes it to.
 
+use std::fs;
 use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 use crate::error::{RecipeError, Result};
 
@@ -17,5 +19,71 @@ pub fn print(text: &str) -> Result<()> {
             "check where the output goes and that the disk has space",
         )),
         _ => Ok(()),
+    }
+}
+
+/// Writes a file where one is asked for.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn save(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    fs::write(path, text()).map_err(|error| RecipeError::file("write", path, error))
+}
+
+/// Refuses a file that could not be written, before minutes of measuring for it.
+///
+/// # Errors
+/// Where it cannot be opened for writing.
+pub fn check_writable(path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let file = fs::OpenOptions::new().create(true).append(true).open(path);
+    file.map(drop).map_err(|error| RecipeError::file("write", path, error))
+}
+
+/// A table in Markdown, whose first column is text and whose others are numbers.
+pub fn table(header: &[String], rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let rule: Vec<String> =
+        (0..header.len()).map(|column| if column == 0 { "---" } else { "--:" }.to_owned()).collect();
+    let rows: String = rows.iter().map(|row| line(row)).collect();
+    line(header) + &line(&rule) + &rows
+}
+
+/// Seconds for people, with three digits: `12.3 µs`, `8.21 ms`.
+pub fn time(seconds: f64) -> String {
+    let (number, unit) = match seconds {
+        seconds if seconds < 1e-3 => (seconds * 1e6, "µs"),
+        seconds if seconds < 1.0 => (seconds * 1e3, "ms"),
+        seconds => (seconds, "s"),
+    };
+    format!("{} {unit}", digits(number))
+}
+
+/// Three digits.
+pub fn digits(number: f64) -> String {
+    let decimals = match number.abs() {
+        number if number < 9.995 => 2,
+        number if number < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{number:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_and_times_a_unit() {
+        assert_eq!([1.0, 9.999, 12.34, 99.96, 123.4].map(digits), ["1.00", "10.0", "12.3", "100", "123"]);
+        assert_eq!([1.5e-6, 8.214e-3, 2.0].map(time), ["1.50 µs", "8.21 ms", "2.00 s"]);
+    }
+
+    #[test]
+    fn a_table_has_a_rule_below_its_header() {
+        let text = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
+        let table = table(&text(["a", "b"]), &[text(["c", "1"])]);
+        assert_eq!(table, "| a | b |\n| --- | --: |\n| c | 1 |\n");
     }
 }

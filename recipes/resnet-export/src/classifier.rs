@@ -1,11 +1,9 @@
 //! A network with all that stands around it: from pictures to classes.
 
-use burn_nccl_datasets::Scratch;
-use burn_nccl_datasets::{DataError, Image};
 use burn_nccl_inference::{Engine, EngineChoice, EngineOptions, load};
 use serde::Serialize;
 
-use crate::package::{Package, Preprocess};
+use crate::package::Package;
 
 /// What a network says of an image, of one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,7 +16,7 @@ pub(crate) struct Prediction {
     pub(crate) probability: f32,
 }
 
-/// An engine with the labels of its classes; the preparation of images is [`Preprocess`]'s and needs no engine.
+/// An engine with the labels of its classes; the preparation of images is [`Preprocess`](crate::package::Preprocess)'s and needs no engine.
 pub(crate) struct Classifier {
     engine: Box<dyn Engine>,
     labels: Vec<String>,
@@ -38,6 +36,12 @@ impl Classifier {
     ) -> burn_nccl_inference::Result<Self> {
         let engine = load(&package.onnx, choice, options)?;
         Ok(Self { engine, labels: package.labels.clone(), logits: Vec::new() })
+    }
+
+    /// One of this engine, for tests of what stands around it.
+    #[cfg(test)]
+    pub(crate) fn of(engine: Box<dyn Engine>, labels: Vec<String>) -> Self {
+        Self { engine, labels, logits: Vec::new() }
     }
 
     /// The engine's name and version.
@@ -60,17 +64,6 @@ impl Classifier {
         let rows = self.logits.chunks_exact(self.labels.len());
         Ok(rows.map(|logits| predictions(logits, &self.labels, top)).collect())
     }
-}
-
-/// Prepares one image.
-///
-/// # Errors
-///
-/// As [`Preprocess::apply`].
-pub(crate) fn prepare(preprocess: &Preprocess, image: &Image) -> Result<Vec<f32>, DataError> {
-    let mut out = Vec::new();
-    preprocess.apply(image, &mut Scratch::default(), &mut out)?;
-    Ok(out)
 }
 
 /// The most probable classes by softmax; of equals the lower class first.

@@ -15,6 +15,8 @@ mod engine_options;
 mod export;
 mod import;
 mod package;
+mod picture;
+mod process;
 mod serve;
 mod test_images;
 mod verify;
@@ -35,6 +37,8 @@ enum Command {
     Serve(serve::Options),
     Bundle(bundle::Options),
     Bench(bench::Options),
+    #[command(hide = true)]
+    BenchWorker(bench::worker::Options),
     Import(import::Options),
 }
 
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
             Command::Serve(options) => serve::run(&options),
             Command::Bundle(options) => bundle::run(&options),
             Command::Bench(options) => bench::run(&options),
+            Command::BenchWorker(options) => bench::worker::run(&options),
             Command::Import(options) => import::run(&options),
         }
         .map(|()| ExitCode::SUCCESS)

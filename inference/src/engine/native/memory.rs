@@ -18,10 +18,15 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
+    /// No memory.
+    pub(super) const fn none() -> Self {
+        Self { start: NonNull::dangling(), values: 0 }
+    }
+
     /// Room for this many values; none where the system has no more.
     pub(super) fn new(values: usize) -> Option<Self> {
         if values == 0 {
-            return Some(Self { start: NonNull::dangling(), values });
+            return Some(Self::none());
         }
         let layout = Self::layout(values)?;
         // SAFETY: the layout is not empty.

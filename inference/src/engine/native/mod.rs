@@ -55,8 +55,7 @@ impl Native {
         let scratch = program.scratch.checked_mul(threads).and_then(Memory::new).ok_or_else(no_memory)?;
         let team =
             Team::new(threads).map_err(|error| failed(format!("no thread can be started: {error}")))?;
-        let memory = Memory::new(0).ok_or_else(no_memory)?;
-        Ok(Self { signature: onnx.signature().clone(), program, team, memory, scratch })
+        Ok(Self { signature: onnx.signature().clone(), program, team, memory: Memory::none(), scratch })
     }
 
     /// Makes room for a batch.
@@ -66,7 +65,7 @@ impl Native {
             return Ok(());
         }
         // The old memory goes first: both together could be too much.
-        self.memory = Memory::new(0).unwrap_or_else(|| unreachable!("nothing is allocated"));
+        self.memory = Memory::none();
         let memory = needed.and_then(Memory::new);
         self.memory = memory.ok_or_else(|| run_failed(format!("there is no memory for {batch} images")))?;
         Ok(())

@@ -10,6 +10,9 @@ use super::step::{
 };
 use crate::Result;
 
+/// Most values of packed weights: 2 GiB. A file may use the same tensor any number of times.
+const MAX_WEIGHTS: usize = 1 << 29;
+
 /// A compiled network.
 pub(super) struct Program {
     pub(super) steps: Vec<Box<dyn Step>>,
@@ -35,8 +38,34 @@ struct Plan {
     kernels: &'static Kernels,
 }
 
+/// Refuses more weights than are allowed, before any is packed.
+fn bounded(graph: &Graph<'_>) -> Result<()> {
+    let mut total = 0_usize;
+    for node in &graph.nodes {
+        if let Op::Conv(conv) = &node.op {
+            total = total.saturating_add(most_packed(conv));
+        }
+        if total > MAX_WEIGHTS {
+            return Err(node.label.unsupported("the weights up to it take more memory than is allowed"));
+        }
+    }
+    Ok(())
+}
+
+/// Most values that a convolution's weights can be once they are packed: a block of output channels reads up to as many
+/// groups as it has channels, and patches of 6x6 take four values for one.
+fn most_packed(conv: &Conv<'_>) -> usize {
+    let inputs = (conv.in_channels / conv.groups * conv.groups.min(LANES)).next_multiple_of(LANES);
+    let patch = if conv.window.kernel == [3, 3] && conv.groups == 1 { 4 } else { 1 };
+    let [height, width] = conv.window.kernel;
+    [conv.out_channels.next_multiple_of(LANES), inputs, height, width, patch]
+        .into_iter()
+        .fold(1, usize::saturating_mul)
+}
+
 /// Compiles a graph for an instruction set.
 pub(super) fn compile(graph: Graph<'_>, isa: Isa) -> Result<Program> {
+    bounded(&graph)?;
     let kernels = Kernels::of(isa);
     let mut arena = Arena::default();
     for (value, shape) in graph.values.iter().enumerate() {

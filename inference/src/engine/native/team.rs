@@ -175,3 +175,45 @@ impl Shared {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_takes_part_in_every_turn() {
+        for threads in 1..5 {
+            let mut team = Team::new(threads).expect("threads can be started");
+            let parts: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..100 {
+                assert!(team.run(&|thread, barrier| {
+                    parts[thread].fetch_add(1, Ordering::Relaxed);
+                    assert!(barrier.wait());
+                    // All have counted this turn before any counts the next.
+                    let turn = parts[thread].load(Ordering::Relaxed);
+                    assert!(parts.iter().all(|part| part.load(Ordering::Relaxed) == turn));
+                    assert!(barrier.wait());
+                }));
+            }
+            assert!(parts.iter().all(|part| part.load(Ordering::Relaxed) == 100));
+        }
+    }
+
+    #[test]
+    fn one_thread_starts_no_other() {
+        assert!(Team::new(1).expect("no thread is needed").workers.is_empty());
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_turn_of_all() {
+        for guilty in 0..3 {
+            let mut team = Team::new(3).expect("threads can be started");
+            let finished = team.run(&|thread, barrier| {
+                assert!(thread != guilty, "this panic is part of the test");
+                assert!(!barrier.wait());
+            });
+            assert!(!finished, "thread {guilty} panicked");
+            assert!(!team.run(&|_, _| {}), "the team is not used again");
+        }
+    }
+}

@@ -10,10 +10,10 @@ use recipe_common::Result;
 
 use self::results::Results;
 use crate::engine::{Measured, Variant};
-use crate::machine::Machine;
-use crate::output::{check_writable, print, save};
 use crate::sides::{Sides, Transport};
 use crate::size::Size;
+use recipe_common::machine::Machine;
+use recipe_common::output::{check_writable, print, save};
 
 /// Time an all-reduce (sum, f32) on every transport of this machine, beside torch.distributed with gloo.
 ///

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::engine::{Variant, median};
-use crate::machine::Machine;
 use crate::model::ring_factor;
+use recipe_common::machine::Machine;
 
 /// Below this, caches hold what is reduced, and the memory's bandwidth says nothing.
 const LARGE_BYTES: usize = 16_000_000;

@@ -1,8 +1,8 @@
 //! The results as Markdown.
 
 use super::results::{Cell, Results};
-use crate::output::{digits, table, time};
 use crate::size::Size;
+use recipe_common::output::{digits, table, time};
 
 pub(super) fn markdown(results: &Results) -> String {
     let times = grid(results, |cell| match cell.gloo_ratio_median {
@@ -70,7 +70,7 @@ fn memory(results: &Results) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use recipe_common::machine::Machine;
 
     #[test]
     fn each_size_is_a_row_and_each_transport_a_column_with_its_ratio() {

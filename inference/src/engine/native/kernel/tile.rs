@@ -46,6 +46,8 @@ pub(in super::super) struct Tile {
     pub(in super::super) inner: usize,
     /// The weights.
     pub(in super::super) weights: *const f32,
+    /// Weights that are asked for on the way, two lines for each [`GROUP`] of inputs: those of the next set.
+    pub(in super::super) ahead: *const f32,
     /// `[BLOCKS, LANES]`, or null for zeros.
     pub(in super::super) bias: *const f32,
     /// The first pixel of the first block.
@@ -60,16 +62,19 @@ pub(in super::super) struct Tile {
     pub(in super::super) activation: Option<Activation>,
 }
 
-/// Computes a tile.
+/// Computes a tile: of pixels at this distance, with runs of [`LANES`] inputs; or, with a `STEP` of 0, of any.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `S`; the pointers lead to what the formula reads and writes, and no one else
 /// reads or writes `out` meanwhile.
 #[inline(always)]
-pub(super) unsafe fn compute<S: Simd, const PIXELS: usize, const BLOCKS: usize>(tile: &Tile) {
+pub(super) unsafe fn compute<S: Simd, const PIXELS: usize, const BLOCKS: usize, const STEP: usize>(
+    tile: &Tile,
+) {
     // SAFETY: the caller keeps the promises above.
     unsafe {
+        let step = if STEP == 0 { tile.step } else { STEP };
         let mut sums = [[S::splat(0.); BLOCKS]; PIXELS];
         if !tile.bias.is_null() {
             for sums in &mut sums {
@@ -79,24 +84,63 @@ pub(super) unsafe fn compute<S: Simd, const PIXELS: usize, const BLOCKS: usize>(
             }
         }
         let mut weights = tile.weights;
+        let mut ahead = tile.ahead;
         for run in 0..tile.runs {
             let mut x = tile.x.add(*tile.offsets.add(run));
-            for _ in 0..tile.inner {
-                let mut row = [S::splat(0.); BLOCKS];
-                for (block, row) in row.iter_mut().enumerate() {
-                    *row = S::load(weights.add(block * LANES));
+            // Runs lie apart, so that the processor does not foresee where the next begins.
+            let next = tile.x.add(*tile.offsets.add((run + 1).min(tile.runs - 1)));
+            for pixel in 0..PIXELS {
+                S::prefetch(next.wrapping_add(pixel * step));
+            }
+            let group = if STEP == 0 { 1 } else { GROUP };
+            for _ in 0..tile.inner / group {
+                for at in 0..group {
+                    products::<S, PIXELS, BLOCKS>(
+                        &mut sums,
+                        x.add(at),
+                        step,
+                        weights.add(at * BLOCKS * LANES),
+                    );
                 }
-                for (pixel, sums) in sums.iter_mut().enumerate() {
-                    let x = S::splat(*x.add(pixel * tile.step));
-                    for (sum, weights) in sums.iter_mut().zip(row) {
-                        *sum = S::fma(x, weights, *sum);
-                    }
-                }
-                weights = weights.add(BLOCKS * LANES);
-                x = x.add(1);
+                S::prefetch(ahead);
+                S::prefetch(ahead.wrapping_add(LANES));
+                ahead = ahead.wrapping_add(2 * LANES);
+                weights = weights.add(group * BLOCKS * LANES);
+                x = x.add(group);
             }
         }
         finish::<S, PIXELS, BLOCKS>(tile, &sums);
+    }
+}
+
+/// Inputs of a run that are computed without a jump between: of a core that another guest shares, jumps and sums of
+/// addresses take what the products need.
+const GROUP: usize = 4;
+
+/// Adds the products of one input of each pixel.
+///
+/// # Safety
+///
+/// As [`compute`].
+#[inline(always)]
+unsafe fn products<S: Simd, const PIXELS: usize, const BLOCKS: usize>(
+    sums: &mut [[S::V; BLOCKS]; PIXELS],
+    x: *const f32,
+    step: usize,
+    weights: *const f32,
+) {
+    // SAFETY: the caller of `compute` gives an input for each pixel and weights for each block.
+    unsafe {
+        let mut row = [S::splat(0.); BLOCKS];
+        for (block, row) in row.iter_mut().enumerate() {
+            *row = S::load(weights.add(block * LANES));
+        }
+        for (pixel, sums) in sums.iter_mut().enumerate() {
+            let x = S::splat(*x.add(pixel * step));
+            for (sum, weights) in sums.iter_mut().zip(row) {
+                *sum = S::fma(x, weights, *sum);
+            }
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) trait Simd: Copy {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger; `b` where one of them is no number.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// Asks for a line of memory that is read soon; any address may be asked for.
+    unsafe fn prefetch(from: *const f32);
     /// The smaller; `b` where one of them is no number.
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
 }

@@ -36,6 +36,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
+
+    #[inline(always)]
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
         zip(a, b, |a, b| a + b)
     }

@@ -1,10 +1,10 @@
 //! AVX-512 and AVX2.
 
 use std::arch::x86_64::{
-    __m256, __m512, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
-    _mm256_mul_ps, _mm256_set1_ps, _mm256_storeu_ps, _mm256_sub_ps, _mm512_add_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_set1_ps, _mm512_storeu_ps,
-    _mm512_sub_ps,
+    __m256, __m512, _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_set1_ps, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+    _mm512_set1_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 
 use super::{Job, Simd};
@@ -60,6 +60,11 @@ macro_rules! simd {
             #[inline(always)]
             unsafe fn store($to: *mut f32, $stored: Self::V) {
                 unsafe { $store }
+            }
+
+            #[inline(always)]
+            unsafe fn prefetch(from: *const f32) {
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
             }
 
             $(

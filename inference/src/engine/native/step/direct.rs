@@ -7,7 +7,7 @@ use super::super::kernel::{Activation, Kernels, Tile};
 use super::super::memory::Memory;
 use super::super::simd::LANES;
 use super::layout::Layout;
-use super::packed::{Set, Weights, by_block, room};
+use super::packed::{Set, Weights, ahead, by_block, room};
 use super::{Context, Io, Step};
 
 /// Values of the input that stay in the cache of a core (half of 1 MiB) while all output channels are computed of them.
@@ -48,58 +48,54 @@ impl Direct {
             images_as_pixels: shape.pixels() == 1 && layout.is_pixel() && !layout.planar,
             steps: layout.steps(),
             sets: Set::split(conv, kernels.blocks),
-            weights: room(Some(0))?,
+            weights: Memory::none(),
             offsets: Vec::new(),
             inner: layout.inner(),
             runs: Vec::new(),
             bias: by_block(&conv.bias),
             activation: conv.activation,
         };
-        direct.pack(layout, &Weights::of(conv))?;
+        direct.plan(layout)?;
         direct.check(layout, conv.in_channels)?;
+        direct.pack(layout, &Weights::of(conv));
         Ok(direct)
     }
 
-    fn pack(&mut self, layout: &Layout, weights: &Weights) -> Result<(), String> {
+    /// Says where each set's inputs and weights lie, and makes room for the weights.
+    fn plan(&mut self, layout: &Layout) -> Result<(), String> {
         let mut total = Some(0_usize);
-        let mut known: Option<(Range<usize>, Range<usize>)> = None;
-        let mut runs = Vec::with_capacity(self.sets.len());
-        for set in &mut self.sets {
-            let at = match &known {
-                Some((channels, at)) if *channels == set.channels => at.clone(),
-                _ => {
-                    let start = self.offsets.len();
-                    let of_set = layout.runs(&set.channels);
-                    self.offsets.extend(of_set.iter().map(|(offset, _)| offset));
-                    runs.push(of_set);
-                    start..self.offsets.len()
-                }
-            };
-            known = Some((set.channels.clone(), at.clone()));
+        let mut last = 0..0;
+        for (at, set) in self.sets.iter_mut().enumerate() {
+            // Sets of the same channels, which are all but those of groups, share their offsets.
+            if at == 0 || last != set.channels {
+                let start = self.offsets.len();
+                self.offsets.extend(layout.runs(&set.channels).into_iter().map(|(offset, _)| offset));
+                self.runs.push(start..self.offsets.len());
+                last = set.channels.clone();
+            } else {
+                self.runs.push(self.runs[at - 1].clone());
+            }
             set.weights = total.unwrap_or(0);
-            let values = at.len().checked_mul(self.inner * set.blocks * LANES);
+            let values = self.runs[at].len().checked_mul(self.inner * set.blocks * LANES);
             total = total.zip(values).and_then(|(total, values)| total.checked_add(values));
-            self.runs.push(at);
         }
         self.weights = room(total)?;
-        let mut of_sets = runs.into_iter();
-        let mut of_set = Vec::new();
-        for (at, set) in self.sets.iter().enumerate() {
-            if at == 0 || self.runs[at] != self.runs[at - 1] {
-                of_set = of_sets.next().unwrap_or_default();
-            }
+        Ok(())
+    }
+
+    fn pack(&mut self, layout: &Layout, weights: &Weights) {
+        for set in &self.sets {
             let mut to = self.weights.as_mut()[set.weights..].iter_mut();
-            for &(_, source) in &of_set {
+            let outs = set.block * LANES..(set.block + set.blocks) * LANES;
+            for (_, source) in layout.runs(&set.channels) {
                 for [channel, y, x] in (0..self.inner).map(|at| layout.source(source, at)) {
-                    let outs = set.block * LANES..(set.block + set.blocks) * LANES;
                     // In this order: a pair that lacks the second would have taken the first.
-                    for (out, to) in outs.zip(to.by_ref()) {
+                    for (out, to) in outs.clone().zip(to.by_ref()) {
                         *to = weights.at(out, channel, y, x) as f32;
                     }
                 }
             }
         }
-        Ok(())
     }
 
     /// Whether the kernel stays within the input's image.
@@ -123,52 +119,68 @@ impl Direct {
     fn parts(&self, context: &Context<'_>, tiles: usize) -> (Range<usize>, Range<usize>) {
         let sets = self.sets.len();
         let few = tiles < 4 * context.threads;
-        if (self.weights.len() > 2 * CACHED || few) && sets >= 2 * context.threads {
+        if (self.weights.len() > 3 * CACHED || few) && sets >= 2 * context.threads {
             return (0..tiles, context.part(sets));
         }
         (context.part(tiles), 0..sets)
     }
 }
 
+impl Direct {
+    /// Computes a tile of a set; `place` counts the tiles of the set that were computed before.
+    ///
+    /// # Safety
+    ///
+    /// As [`Step::run`].
+    unsafe fn tile(&self, context: &Context<'_>, at: usize, tile: usize, place: usize) {
+        let ([_, rows, columns], [step, out_step]) = self.extent(context);
+        let per_row = columns.div_ceil(context.kernels.pixels);
+        let (set, runs) = (&self.sets[at], &self.offsets[self.runs[at].clone()]);
+        let (row, part) = (tile / per_row, tile % per_row);
+        let (image, row) = (row / rows, row % rows);
+        let (first, end) = (part * columns / per_row, (part + 1) * columns / per_row);
+        let x = image * context.stride(self.io.input) + row * self.steps[1] + first * step;
+        let pixel = row * self.shape.width * LANES + first * out_step;
+        let out_block = self.shape.pixels() * LANES;
+        let to = image * context.stride(self.io.out) + set.block * out_block + pixel;
+        let weights = self.weights.pointer().wrapping_add(set.weights);
+        let residual =
+            self.io.residual.map(|residual| context.images(residual).wrapping_add(to).cast_const());
+        let size = runs.len() * self.inner * set.blocks * LANES;
+        // SAFETY: `check` has made sure that the window stays in the image, `plan` that each set has its weights and offsets;
+        // the tile's pixels lie in the output, and are this thread's alone.
+        unsafe {
+            context.kernels.by_pixels(set.blocks, step, self.inner)[end - first - 1](&Tile {
+                x: context.images(self.io.input).add(x),
+                step,
+                offsets: runs.as_ptr(),
+                runs: runs.len(),
+                inner: self.inner,
+                weights,
+                ahead: ahead(weights, size, place, set.blocks),
+                bias: self.bias[set.block * LANES..].as_ptr(),
+                out: context.images(self.io.out).add(to),
+                residual: residual.unwrap_or(std::ptr::null()),
+                out_step,
+                out_block,
+                activation: self.activation,
+            });
+        }
+    }
+}
+
 impl Step for Direct {
     unsafe fn run(&self, context: &Context<'_>) {
-        let ([images, rows, columns], [step, out_step]) = self.extent(context);
+        let ([images, rows, columns], _) = self.extent(context);
         let per_row = columns.div_ceil(context.kernels.pixels);
         let (tiles, sets) = self.parts(context, images * rows * per_row);
-        let tile_values = (columns.div_ceil(per_row) * self.runs[0].len() * self.inner).max(1);
-        let chunk = (CACHED / tile_values).max(1);
-        let input = context.images(self.io.input).cast_const();
-        let out = context.images(self.io.out);
-        let residual = self.io.residual.map(|residual| context.images(residual).cast_const());
-        let (image_step, out_image) = (context.stride(self.io.input), context.stride(self.io.out));
+        let tile_values = columns.div_ceil(per_row) * self.runs[0].len() * self.inner;
+        let chunk = (CACHED / tile_values.max(1)).max(1);
         for start in tiles.clone().step_by(chunk) {
-            for (set, runs) in self.sets[sets.clone()].iter().zip(&self.runs[sets.clone()]) {
-                let kernels = context.kernels.by_pixels(set.blocks);
+            for set in sets.clone() {
                 for tile in start..tiles.end.min(start + chunk) {
-                    let (row, part) = (tile / per_row, tile % per_row);
-                    let (image, row) = (row / rows, row % rows);
-                    let (first, end) = (part * columns / per_row, (part + 1) * columns / per_row);
-                    let x = image * image_step + row * self.steps[1] + first * step;
-                    let pixel = row * self.shape.width * LANES + first * out_step;
-                    let to = image * out_image + set.block * self.shape.pixels() * LANES + pixel;
-                    // SAFETY: `check` has made sure that the window stays in the image, `pack` that each set has its weights
-                    // and offsets; the tile's pixels lie in the output, and are this thread's alone.
-                    unsafe {
-                        kernels[end - first - 1](&Tile {
-                            x: input.add(x),
-                            step,
-                            offsets: self.offsets[runs.clone()].as_ptr(),
-                            runs: runs.len(),
-                            inner: self.inner,
-                            weights: self.weights.pointer().add(set.weights),
-                            bias: self.bias[set.block * LANES..].as_ptr(),
-                            out: out.add(to),
-                            residual: residual.map_or(std::ptr::null(), |residual| residual.add(to)),
-                            out_step,
-                            out_block: self.shape.pixels() * LANES,
-                            activation: self.activation,
-                        });
-                    }
+                    // SAFETY: the caller keeps the promises of the trait.
+                    unsafe { self.tile(context, set, tile, tile - start) }
                 }
             }
         }

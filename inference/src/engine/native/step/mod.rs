@@ -7,7 +7,6 @@ mod layout;
 mod packed;
 mod pad;
 mod pool;
-mod transform;
 mod winograd;
 
 pub(super) use block::{Block, Flatten};

@@ -2,7 +2,9 @@
 
 mod builder;
 mod convolutions;
+mod networks;
 mod reference;
+mod refusals;
 
 use self::builder::Builder;
 use super::simd::Isa;

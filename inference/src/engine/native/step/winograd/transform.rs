@@ -4,7 +4,7 @@
 //! one product for each value of the patch. Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks,
 //! <https://arxiv.org/abs/1509.09308>.
 
-use super::super::simd::Simd;
+use super::super::super::simd::Simd;
 
 /// The largest patch is 6x6.
 pub(super) const MOST: usize = 6;

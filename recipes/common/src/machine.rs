@@ -4,15 +4,16 @@ use serde::Serialize;
 
 /// The machine, in words.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Machine {
+pub struct Machine {
     /// The processor's name for itself.
-    pub(crate) processor: String,
+    pub processor: String,
     /// Cores that this process may use.
-    pub(crate) cores: usize,
+    pub cores: usize,
 }
 
 impl Machine {
-    pub(crate) fn this() -> Self {
+    /// The one that this runs on.
+    pub fn this() -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         Self {

@@ -1,44 +1,27 @@
-//! From the bytes of a file to pixels.
+//! Image files.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::Read;
 use std::path::Path;
 
-use image::{ImageReader, error::ImageError};
-
+use super::{DecodeLimits, decode_image_bytes};
 use crate::{DataError, Image};
 
 /// Reads a JPEG or PNG file as RGB; the format is told by the content, not by the name.
 ///
-/// Grey is replicated, transparency is dropped, 16-bit values are reduced to 8, and an orientation
-/// in the metadata is not applied (as in torchvision). An image that would need more than the
-/// decoder's limit of 512 MiB is refused.
+/// As [`decode_image_bytes`], with the class `label`. A file or an image of more than 512 MiB is refused.
 ///
 /// # Errors
 ///
 /// [`DataError::Read`] and [`DataError::Decode`] name the file.
 pub fn decode_image(path: &Path, label: usize) -> Result<Image, DataError> {
     let read = |source| DataError::Read { path: path.into(), source };
-    let decode = |source| match source {
-        ImageError::IoError(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => read(source),
-        source => DataError::Decode { path: path.into(), source },
-    };
+    let decode = |source| DataError::Decode { path: path.into(), source };
+    let limits = DecodeLimits::default();
+    let mut bytes = Vec::new();
     let file = File::open(path).map_err(read)?;
-    let reader = ImageReader::new(BufReader::new(file)).with_guessed_format().map_err(read)?;
-    let rgb = reader.decode().map_err(decode)?.into_rgb8();
-    let (height, width) = (rgb.height() as usize, rgb.width() as usize);
-    Ok(Image { pixels: to_planes(rgb.as_raw(), height * width), channels: 3, height, width, label })
-}
-
-/// Interleaved RGB (HWC, as decoders give it) to three planes (CHW).
-fn to_planes(interleaved: &[u8], plane: usize) -> Vec<u8> {
-    let mut planes = vec![0; 3 * plane];
-    let (red, rest) = planes.split_at_mut(plane);
-    let (green, blue) = rest.split_at_mut(plane);
-    for (i, pixel) in interleaved.chunks_exact(3).enumerate() {
-        (red[i], green[i], blue[i]) = (pixel[0], pixel[1], pixel[2]);
-    }
-    planes
+    file.take(limits.max_bytes).read_to_end(&mut bytes).map_err(read)?;
+    decode_image_bytes(&bytes, &limits).map(|image| Image { label, ..image }).map_err(decode)
 }
 
 #[cfg(test)]
@@ -105,7 +88,12 @@ mod tests {
         let whole = folder.path().join("whole.png");
         RgbImage::from_fn(40, 40, |x, y| Rgb([x as u8, y as u8, 3])).save(&whole).unwrap();
         let bytes = fs::read(&whole).unwrap();
-        let cases: [(&str, &[u8]); 4] = [
+        let mut jpeg = Vec::new();
+        let picture = RgbImage::from_fn(40, 40, |x, y| Rgb([x as u8, y as u8, 3]));
+        picture.write_to(&mut std::io::Cursor::new(&mut jpeg), ImageFormat::Jpeg).unwrap();
+        let cases: [(&str, &[u8]); 5] = [
+            // The decoder alone would fill the rest with grey.
+            ("cut.jpg", &jpeg[..jpeg.len() - 40]),
             ("text.jpg", b"this is not an image"),
             ("empty.png", b""),
             ("cut.png", &bytes[..bytes.len() / 2]),

@@ -1,17 +1,23 @@
 //! Convolutions of 3x3 with fewer products.
 
-use std::ops::Range;
+mod tiles;
+mod transform;
 
+use self::tiles::{Inputs, Outputs, Tiles};
 use super::super::graph::{Conv, Shape, Window};
 use super::super::kernel::{Activation, Kernels, Tile};
 use super::super::memory::Memory;
-use super::super::simd::{Job, LANES, Simd};
-use super::packed::{Set, Weights, by_block, room};
-use super::transform::{self, MOST};
+use super::super::simd::LANES;
+use super::packed::{Set, Weights, ahead, by_block, room};
 use super::{Context, Io, Step};
 
 /// Values of transformed patches and sums that are kept at a time: they stay in the cache of a core.
-const CACHED: usize = 160 << 10;
+const CACHED: usize = 224 << 10;
+
+/// With at most so many products of channels the larger patch is faster, and the smaller one: the larger makes four times
+/// as many weights of them, which have to come from memory.
+const LARGE: usize = 128 * 128;
+const MEDIUM: usize = 256 * 256;
 
 /// A convolution of 3x3 in tiles, each of which is computed from a patch.
 pub(in super::super) struct Winograd {
@@ -128,11 +134,14 @@ impl Winograd {
         let parts = tiles.div_ceil(kernels.pixels);
         for value in 0..self.side * self.side {
             for set in &self.sets {
-                let kernels = kernels.by_pixels(set.blocks);
+                let kernels = kernels.by_pixels(set.blocks, LANES, LANES);
                 for part in 0..parts {
                     let (first, end) = (part * tiles / parts, (part + 1) * tiles / parts);
                     let from = value * self.from.blocks() * tiles * LANES + first * LANES;
                     let to = (value * self.to.blocks() + set.block) * tiles * LANES + first * LANES;
+                    let weights =
+                        self.weights.pointer().wrapping_add(value * self.weights_step + set.weights);
+                    let size = self.from.blocks() * LANES * set.blocks * LANES;
                     // SAFETY: the caller gives the patches and room for the sums; each set has its weights.
                     unsafe {
                         kernels[end - first - 1](&Tile {
@@ -141,7 +150,8 @@ impl Winograd {
                             offsets: offsets.as_ptr(),
                             runs: offsets.len(),
                             inner: LANES,
-                            weights: self.weights.pointer().add(value * self.weights_step + set.weights),
+                            weights,
+                            ahead: ahead(weights, size, part, set.blocks),
                             bias: std::ptr::null(),
                             out: sums.add(to),
                             residual: std::ptr::null(),
@@ -156,10 +166,6 @@ impl Winograd {
     }
 }
 
-/// With at most so many products of channels the larger patch is faster, and the smaller one.
-const LARGE: usize = 128 * 128;
-const MEDIUM: usize = 256 * 256;
-
 impl Step for Winograd {
     unsafe fn run(&self, context: &Context<'_>) {
         let [rows, columns] = self.grid();
@@ -172,135 +178,15 @@ impl Step for Winograd {
             // SAFETY: the scratch holds the patches and sums of `self.tiles` tiles; the tiles are this thread's alone.
             unsafe {
                 let sums = patches.add(self.side * self.side * self.from.blocks() * LANES * self.tiles);
-                let job =
-                    |stage| Transform { step: self, context, patches, sums, tiles: tiles.clone(), stage };
-                context.isa.dispatch(job(Stage::Input));
+                let of = Tiles { step: self, context, patches, sums, tiles: tiles.clone() };
+                context.isa.dispatch(Inputs(&of));
                 self.products(context.kernels, patches, sums, tiles.len());
-                context.isa.dispatch(job(Stage::Output));
+                context.isa.dispatch(Outputs(&of));
             }
         }
     }
 
     fn scratch(&self) -> usize {
         self.side * self.side * (self.from.blocks() + self.to.blocks()) * LANES * self.tiles
-    }
-}
-
-/// Which transform.
-#[derive(Clone, Copy, PartialEq)]
-enum Stage {
-    Input,
-    Output,
-}
-
-/// The transform of some tiles, by block of channels.
-struct Transform<'a> {
-    step: &'a Winograd,
-    context: &'a Context<'a>,
-    patches: *mut f32,
-    sums: *const f32,
-    tiles: Range<usize>,
-    stage: Stage,
-}
-
-impl Job for Transform<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        // SAFETY: the caller keeps the promises of the step.
-        unsafe {
-            match (self.stage, self.step.side) {
-                (Stage::Input, 4) => self.inputs::<S, 4>(),
-                (Stage::Input, _) => self.inputs::<S, 6>(),
-                (Stage::Output, 4) => self.outputs::<S, 4>(),
-                (Stage::Output, _) => self.outputs::<S, 6>(),
-            }
-        }
-    }
-}
-
-impl Transform<'_> {
-    #[inline(always)]
-    unsafe fn inputs<S: Simd, const SIDE: usize>(&self) {
-        let Shape { height, width, .. } = self.step.from;
-        let (blocks, count) = (self.step.from.blocks(), self.tiles.len());
-        let input = self.context.images(self.step.io.input);
-        for (index, tile) in self.tiles.clone().enumerate() {
-            let [image, y, x] = self.step.tile(tile);
-            // Places before the image wrap around, and are beyond its end.
-            let (y, x) = (y.wrapping_sub(self.step.before[0]), x.wrapping_sub(self.step.before[1]));
-            for block in 0..blocks {
-                let start = image * self.context.stride(self.step.io.input) + block * height * width * LANES;
-                // SAFETY: what is loaded lies in the image, and the patches have room for each block and tile.
-                unsafe {
-                    let image = input.add(start).cast_const();
-                    let mut patch = [[S::splat(0.); MOST]; MOST];
-                    for (dy, row) in patch.iter_mut().take(SIDE).enumerate() {
-                        let y = y.wrapping_add(dy);
-                        if y < height {
-                            for (dx, value) in row.iter_mut().take(SIDE).enumerate() {
-                                let x = x.wrapping_add(dx);
-                                if x < width {
-                                    *value = S::load(image.add((y * width + x) * LANES));
-                                }
-                            }
-                        }
-                        *row = transform::input::<S, SIDE>(*row);
-                    }
-                    for column in 0..SIDE {
-                        let values = transform::input::<S, SIDE>(patch.map(|row| row[column]));
-                        for (row, value) in values.into_iter().take(SIDE).enumerate() {
-                            let at = ((row * SIDE + column) * blocks + block) * count + index;
-                            S::store(self.patches.add(at * LANES), value);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn outputs<S: Simd, const SIDE: usize>(&self) {
-        let Shape { height, width, .. } = self.step.to;
-        let (blocks, count) = (self.step.to.blocks(), self.tiles.len());
-        let io = self.step.io;
-        let out = self.context.images(io.out);
-        let residual = io.residual.map(|residual| self.context.images(residual).cast_const());
-        for (index, tile) in self.tiles.clone().enumerate() {
-            let [image, y, x] = self.step.tile(tile);
-            for block in 0..blocks {
-                let start = image * self.context.stride(io.out) + block * height * width * LANES;
-                // SAFETY: the sums are there for each block and tile; what is stored lies in the image.
-                unsafe {
-                    let bias = S::load(self.step.bias[block * LANES..].as_ptr());
-                    let mut rows = [[S::splat(0.); MOST]; MOST];
-                    for column in 0..SIDE {
-                        let mut sums = [S::splat(0.); MOST];
-                        for (row, sum) in sums.iter_mut().take(SIDE).enumerate() {
-                            let at = ((row * SIDE + column) * blocks + block) * count + index;
-                            *sum = S::load(self.sums.add(at * LANES));
-                        }
-                        for (row, value) in transform::output::<S, SIDE>(sums).into_iter().enumerate() {
-                            rows[row][column] = value;
-                        }
-                    }
-                    for (dy, row) in rows.into_iter().take((SIDE - 2).min(height - y)).enumerate() {
-                        let values = transform::output::<S, SIDE>(row);
-                        for (dx, value) in values.into_iter().take((SIDE - 2).min(width - x)).enumerate() {
-                            let at = start + ((y + dy) * width + x + dx) * LANES;
-                            let mut value = S::add(value, bias);
-                            if let Some(residual) = residual {
-                                value = S::add(value, S::load(residual.add(at)));
-                            }
-                            if let Some(activation) = self.step.activation {
-                                value = activation.apply::<S>(value);
-                            }
-                            S::store(out.add(at), value);
-                        }
-                    }
-                }
-            }
-        }
     }
 }

@@ -1,0 +1,137 @@
+//! A process that runs one engine, and does nothing until it is told to.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tempfile::NamedTempFile;
+
+use super::peer;
+use super::side::Side;
+
+/// How long an engine may take to load, and an order beyond its own duration.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What an engine said of itself when it was ready.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Ready {
+    /// Engine and version.
+    pub(super) name: String,
+    /// From the start of the process's work until it could run.
+    pub(super) load_seconds: f64,
+    /// What has to be on a machine for it, without the export.
+    pub(super) deploy_bytes: u64,
+}
+
+/// What was measured of a side.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    /// Seconds of every run of one image, by round.
+    pub(super) latency: Vec<Vec<f64>>,
+    /// The same of whole batches.
+    pub(super) batches: Vec<Vec<f64>>,
+    /// Peak resident memory after the runs of one image.
+    pub(super) peak_bytes: u64,
+}
+
+/// A running process. It ends with this value.
+pub(super) struct Child {
+    process: std::process::Child,
+    orders: ChildStdin,
+    answers: Receiver<String>,
+    pub(super) ready: Ready,
+    _script: NamedTempFile,
+}
+
+/// What a process answers; the field that the order asks for is there.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    error: Option<String>,
+    logits: Vec<f32>,
+    seconds: Vec<f64>,
+    peak_bytes: u64,
+}
+
+impl Child {
+    /// Starts a side and waits until it is ready.
+    ///
+    /// # Errors
+    /// What it said instead, or that it said nothing.
+    pub(super) fn start(side: &Side, folder: &Path) -> Result<Self, String> {
+        let script = peer::script().map_err(|error| format!("no temporary file: {error}"))?;
+        let command = side.command(folder, script.path());
+        let mut process = command
+            .and_then(|mut command| spawn(&mut command))
+            .map_err(|error| format!("its process cannot be started: {error}"))?;
+        let (orders, output) = (process.stdin.take(), process.stdout.take());
+        let (Some(orders), Some(output)) = (orders, output) else { unreachable!("both are pipes") };
+        let (send, answers) = sync_channel(1);
+        // Ends with the pipe, which ends with the process.
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut child = Self { process, orders, answers, ready: Ready::default(), _script: script };
+        let line = child.line(PATIENCE)?;
+        child.ready = serde_json::from_str(&line).map_err(|_| refusal(&line))?;
+        Ok(child)
+    }
+
+    /// The logits of the image that every side makes itself: value `i` is `i % 251 / 125.5 - 1`.
+    pub(super) fn logits(&mut self) -> Result<Vec<f32>, String> {
+        self.ask("logits", Duration::ZERO).map(|answer| answer.logits)
+    }
+
+    /// Seconds of each run of a batch, as often as fits into `duration`, once at least and after one that is not counted.
+    pub(super) fn run(&mut self, batch: usize, duration: Duration) -> Result<Vec<f64>, String> {
+        let answer = self.ask(&format!("run {batch} {}", duration.as_secs_f64()), duration)?;
+        if answer.seconds.is_empty() { Err("it measured nothing".into()) } else { Ok(answer.seconds) }
+    }
+
+    /// The most memory that it has had.
+    pub(super) fn peak_bytes(&mut self) -> Result<u64, String> {
+        self.ask("memory", Duration::ZERO).map(|answer| answer.peak_bytes)
+    }
+
+    fn ask(&mut self, order: &str, duration: Duration) -> Result<Answer, String> {
+        writeln!(self.orders, "{order}").map_err(|error| format!("its process has ended: {error}"))?;
+        let line = self.line(duration + PATIENCE)?;
+        let answer: Answer = serde_json::from_str(&line).map_err(|_| refusal(&line))?;
+        match answer.error {
+            Some(error) => Err(error),
+            None => Ok(answer),
+        }
+    }
+
+    fn line(&mut self, limit: Duration) -> Result<String, String> {
+        self.answers.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => format!("no answer within {limit:.0?}"),
+            RecvTimeoutError::Disconnected => "its process ended without an answer".to_owned(),
+        })
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It has nothing to lose, and may be in the middle of a run.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn spawn(command: &mut Command) -> std::io::Result<std::process::Child> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+}
+
+/// What a line says that is not the answer.
+fn refusal(line: &str) -> String {
+    let answer: Answer = serde_json::from_str(line).unwrap_or_default();
+    answer.error.unwrap_or_else(|| format!("it answered `{}`", line.chars().take(200).collect::<String>()))
+}

@@ -1,0 +1,96 @@
+//! Writing a bundle.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use burn_nccl_records::Manifest;
+use recipe_common::{RecipeError, Result};
+use tempfile::NamedTempFile;
+
+use super::layout::{Layout, MAX_BYTES, PARTS, program, start_mark};
+use super::open;
+use crate::package::{LABELS_FILE, MODEL_FILE, PREPROCESS_FILE, Package, PackageBytes};
+
+/// Writes this program, without a package that it has, and the package in `from` to `to`, in one step.
+pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
+    if !replace && fs::symlink_metadata(to).is_ok() {
+        let what = format!("cannot write {}", to.display());
+        return Err(RecipeError::usage(what, "the file exists", "give another name, or --replace"));
+    }
+    let parts = read_parts(from)?;
+    let [model, labels, preprocess, manifest] = &parts;
+    let files = PackageBytes { model, labels, preprocess, manifest };
+    // A program that refuses its own package is of no use to anybody.
+    Package::from_bytes(files, from)?;
+    let (own, own_path) = program()?;
+    let own_bytes = match Layout::read(&own, &own_path)? {
+        Some(layout) => layout.program,
+        None => own.metadata().map_err(|error| RecipeError::file("read", &own_path, error))?.len(),
+    };
+    let bytes = publish(own.take(own_bytes), own_bytes, &parts, to, replace)
+        .map_err(|error| RecipeError::file("write", to, error))?;
+    println!(
+        "wrote {}: {:.1} MB, of which {:.1} MB are the network",
+        to.display(),
+        bytes as f64 / 1e6,
+        parts[0].len() as f64 / 1e6
+    );
+    Ok(())
+}
+
+/// The files of the package, in the order of the bundle.
+fn read_parts(from: &Path) -> Result<[Vec<u8>; PARTS]> {
+    let mut parts: [Vec<u8>; PARTS] = Default::default();
+    let names = [MODEL_FILE, LABELS_FILE, PREPROCESS_FILE, Manifest::FILE_NAME];
+    for ((name, max), part) in names.into_iter().zip(MAX_BYTES).zip(&mut parts) {
+        let path = from.join(name);
+        let failed = |error: io::Error| {
+            let what = format!("cannot read {}", path.display());
+            RecipeError::failure(what, error.to_string(), "give --from with a folder that `export` wrote")
+        };
+        let file = File::open(&path).map_err(failed)?;
+        file.take(max + 1).read_to_end(part).map_err(failed)?;
+        if part.len() as u64 > max {
+            let what = format!("cannot bundle {}", path.display());
+            let cause = format!("it has more than {} MiB", max >> 20);
+            return Err(RecipeError::failure(what, cause, "give --from with a folder that `export` wrote"));
+        }
+    }
+    Ok(parts)
+}
+
+/// Writes all beside `to`, and gives it that name when it is complete. Returns its size.
+fn publish(
+    own: impl Read,
+    own_bytes: u64,
+    parts: &[Vec<u8>; PARTS],
+    to: &Path,
+    replace: bool,
+) -> io::Result<u64> {
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = NamedTempFile::new_in(folder)?;
+    let mut out = BufWriter::new(file.as_file());
+    let mut own = own;
+    if io::copy(&mut own, &mut out)? != own_bytes {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "this program's file became shorter"));
+    }
+    out.write_all(&start_mark())?;
+    parts.iter().try_for_each(|part| out.write_all(part))?;
+    let lengths = std::array::from_fn(|index| parts[index].len() as u64);
+    out.write_all(&Layout::new(own_bytes, lengths, &parts[PARTS - 1]).trailer())?;
+    out.flush()?;
+    drop(out);
+    file.as_file().set_permissions(Permissions::from_mode(0o755))?;
+    file.as_file().sync_all()?;
+    let bytes = file.as_file().metadata()?.len();
+    match replace {
+        true => file.persist(to),
+        false => file.persist_noclobber(to),
+    }
+    .map_err(|error| error.error)?;
+    // The name lasts once the folder is on the disk too; where folders cannot be synchronised, the system does it.
+    let _ = open(folder).map(|folder| folder.sync_all());
+    Ok(bytes)
+}

@@ -1,0 +1,114 @@
+//! A bounded queue between threads.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Items in the order in which they came, at most `capacity` of them.
+///
+/// Unlike the channels of the standard library it can be read by several threads, and closed from outside.
+pub(super) struct Queue<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+    capacity: usize,
+}
+
+struct State<T> {
+    items: VecDeque<T>,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new(capacity: usize) -> Self {
+        let state = State { items: VecDeque::new(), closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new(), capacity: capacity.max(1) }
+    }
+
+    /// Adds an item, or gives it back where the queue is full or closed.
+    pub(super) fn try_push(&self, item: T) -> Result<(), T> {
+        let mut state = self.lock();
+        if state.closed || state.items.len() >= self.capacity {
+            return Err(item);
+        }
+        state.items.push_back(item);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Adds an item as soon as there is room, or gives it back where the queue is closed.
+    pub(super) fn push(&self, item: T) -> Result<(), T> {
+        let full = |state: &mut State<T>| !state.closed && state.items.len() >= self.capacity;
+        let mut state = self.changed.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        if state.closed {
+            return Err(item);
+        }
+        state.items.push_back(item);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Takes the first item as soon as there is one; none once the queue is closed and empty.
+    pub(super) fn pop(&self) -> Option<T> {
+        let empty = |state: &mut State<T>| !state.closed && state.items.is_empty();
+        let mut state = self.changed.wait_while(self.lock(), empty).unwrap_or_else(PoisonError::into_inner);
+        self.take(&mut state)
+    }
+
+    /// Takes the first item if there is one within `wait`.
+    pub(super) fn pop_within(&self, wait: Duration) -> Option<T> {
+        let deadline = Instant::now() + wait;
+        let mut state = self.lock();
+        while state.items.is_empty() && !state.closed {
+            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.take(&mut state)
+    }
+
+    /// Ends all waiting; what is in the queue can still be taken.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn take(&self, state: &mut State<T>) -> Option<T> {
+        let item = state.items.pop_front();
+        self.changed.notify_all();
+        item
+    }
+
+    /// No holder of the lock can leave the state half-changed.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_refuses_and_keeps_the_order() {
+        let queue = Queue::new(2);
+        assert_eq!((queue.try_push(1), queue.try_push(2), queue.try_push(3)), (Ok(()), Ok(()), Err(3)));
+        assert_eq!((queue.pop(), queue.pop(), queue.pop_within(Duration::ZERO)), (Some(1), Some(2), None));
+    }
+
+    #[test]
+    fn a_push_waits_for_room_and_closing_ends_every_wait() {
+        let queue = Queue::new(1);
+        queue.push(1).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| queue.push(2));
+            assert_eq!(queue.pop(), Some(1));
+            assert_eq!(queue.pop_within(Duration::from_secs(20)), Some(2));
+            assert_eq!(second.join().unwrap(), Ok(()));
+            queue.push(3).unwrap();
+            let fourth = scope.spawn(|| queue.push(4));
+            std::thread::sleep(Duration::from_millis(20));
+            queue.close();
+            assert_eq!(fourth.join().unwrap(), Err(4));
+            assert_eq!((queue.pop(), queue.pop()), (Some(3), None));
+        });
+    }
+}

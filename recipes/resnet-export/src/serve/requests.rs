@@ -1,0 +1,185 @@
+//! `POST /classify`: what is asked, and the way of a picture through the service.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::answer::{Answer, Refusal};
+use super::body;
+use super::metrics::Metrics;
+use super::multipart;
+use super::routes::App;
+use super::service::{Picture, Shared, Ticket};
+
+/// Classes that are told where the request does not say how many.
+const DEFAULT_TOP: usize = 5;
+
+pub(super) async fn classify(State(app): State<App>, request: Request) -> Result<Json<Answer>, Refusal> {
+    let began = Instant::now();
+    let shared = &app.shared;
+    let mut watch = Watch { metrics: &shared.metrics, answered: false };
+    let result = answer(&app, request, began).await;
+    watch.answered = true;
+    result.map(Json)
+}
+
+/// Counts a request that is dropped because its client went away.
+struct Watch<'a> {
+    metrics: &'a Metrics,
+    answered: bool,
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.metrics.cancelled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+async fn answer(app: &App, request: Request, began: Instant) -> Result<Answer, Refusal> {
+    let shared = &app.shared;
+    if shared.stopping.load(Ordering::Acquire) {
+        return Err(Refusal::stopping());
+    }
+    let top = top(request.uri().query(), app.model.labels.len())?;
+    let kind = kind(request.headers())?;
+    let (bytes, held) = body::read(request.into_body(), &shared.limits, &shared.body_bytes).await?;
+    let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full(shared))?;
+    let (reply, classified) = oneshot::channel();
+    let ticket = Ticket { top, reply, _place: [place, held] };
+    submit(shared, Picture { bytes, kind, ticket })?;
+    let classified = match timeout(shared.limits.answer, classified).await {
+        Ok(Ok(classified)) => classified?,
+        Ok(Err(_)) if shared.stopping.load(Ordering::Acquire) => return Err(Refusal::stopping()),
+        Ok(Err(_)) => return Err(Refusal::internal("the request was lost")),
+        Err(_) => {
+            let error = format!("there was no result within {} s", shared.limits.answer.as_secs());
+            return Err(
+                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error, "try again later").retry_after(5)
+            );
+        }
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    shared.metrics.latency.add(seconds);
+    Ok(Answer {
+        predictions: classified.predictions,
+        engine: app.model.engine.clone(),
+        batch: classified.batch,
+        milliseconds: (seconds * 1e6).round() / 1e3,
+    })
+}
+
+/// Hands a picture to the threads that decode.
+fn submit(shared: &Shared, picture: Picture) -> Result<(), Refusal> {
+    shared.decoding.fetch_add(1, Ordering::AcqRel);
+    shared.pictures.try_push(picture).map_err(|_| {
+        shared.decoding.fetch_sub(1, Ordering::AcqRel);
+        // There is room for all that are accepted, so that it is closed.
+        Refusal::stopping()
+    })
+}
+
+fn full(shared: &Shared) -> Refusal {
+    let error = format!("{} requests are under way, which is all that may be", shared.limits.queue);
+    Refusal::new(StatusCode::TOO_MANY_REQUESTS, error, "try again after the seconds in Retry-After")
+        .retry_after(shared.retry_after())
+}
+
+/// How the picture lies in the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It is all of it.
+    Whole,
+    /// It is a file of a form with this boundary.
+    Form(String),
+}
+
+fn kind(headers: &HeaderMap) -> Result<Kind, Refusal> {
+    let unsupported =
+        |error: String, help: &str| Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, help);
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        return Err(unsupported(
+            format!("the content encoding {encoding:?} is not known"),
+            "send the picture as it is",
+        ));
+    }
+    let Some(given) = headers.get(header::CONTENT_TYPE) else { return Ok(Kind::Whole) };
+    let given = String::from_utf8_lossy(given.as_bytes());
+    let media = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match media.as_str() {
+        // The content tells what it is.
+        "image/jpeg" | "image/jpg" | "image/png" | "application/octet-stream" => Ok(Kind::Whole),
+        "multipart/form-data" => multipart::boundary(&given).map(Kind::Form).ok_or_else(|| {
+            Refusal::new(
+                StatusCode::BAD_REQUEST,
+                "the form's boundary is missing",
+                "send the picture as the body",
+            )
+        }),
+        // What curl says of --data-binary.
+        "application/x-www-form-urlencoded" => Err(unsupported(
+            "the body is said to be a form's fields".into(),
+            "say what it is: curl -H 'Content-Type: image/jpeg' --data-binary @FILE",
+        )),
+        _ => Err(unsupported(
+            format!("the content type {media:?} is not read"),
+            "send image/jpeg or image/png",
+        )),
+    }
+}
+
+/// The classes that `?top=K` asks for, at most all.
+fn top(query: Option<&str>, classes: usize) -> Result<usize, Refusal> {
+    let mut top = DEFAULT_TOP;
+    for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let refused =
+            |error: String| Err(Refusal::new(StatusCode::BAD_REQUEST, error, "use ?top=K with K from 1"));
+        top = match pair.split_once('=') {
+            Some(("top", text)) => match text.parse() {
+                Ok(top) if top > 0 => top,
+                _ => return refused(format!("top is {text:?}")),
+            },
+            _ => return refused(format!("{pair:?} is not known")),
+        };
+    }
+    Ok(top.min(classes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_classes_is_read_from_the_query() {
+        let of = |query| top(query, 10).map_err(|refusal| refusal.status.as_u16());
+        assert_eq!(
+            (of(None), of(Some("top=3")), of(Some("top=99")), of(Some(""))),
+            (Ok(5), Ok(3), Ok(10), Ok(5))
+        );
+        for bad in ["top=0", "top=-1", "top=", "top", "k=1", "top=1&x"] {
+            assert_eq!(of(Some(bad)), Err(400), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_content_type_says_whether_the_body_is_a_picture_or_a_form() {
+        let of = |text: &str| {
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, text.parse().unwrap())]);
+            kind(&headers).map_err(|refusal| refusal.status.as_u16())
+        };
+        assert_eq!(of("Image/PNG; x=y"), Ok(Kind::Whole));
+        assert_eq!(of("multipart/form-data; boundary=b"), Ok(Kind::Form("b".into())));
+        assert_eq!((of("multipart/form-data"), of("text/html")), (Err(400), Err(415)));
+        assert_eq!(
+            (of("application/x-www-form-urlencoded"), kind(&HeaderMap::new())),
+            (Err(415), Ok(Kind::Whole))
+        );
+    }
+}

@@ -1,0 +1,36 @@
+//! What the tests share.
+
+#[allow(dead_code, reason = "each test uses a part")]
+#[path = "../../../src/bench/client.rs"]
+pub(crate) mod client;
+pub(crate) mod colours;
+#[allow(dead_code, reason = "each test uses a part")]
+#[path = "../../../../../inference/src/testing.rs"]
+pub(crate) mod onnx;
+pub(crate) mod pictures;
+pub(crate) mod server;
+pub(crate) mod webdriver;
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::process::{Command, Output};
+
+pub(crate) const RECIPE: &str = env!("CARGO_BIN_EXE_recipe-resnet-export");
+
+/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
+pub(crate) fn skip(test: &str, reason: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}
+
+/// Runs a program that is not the built recipe itself.
+pub(crate) fn run<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[A]) -> Output {
+    Command::new(program).args(args).output().unwrap()
+}
+
+pub(crate) fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
