@@ -129,8 +129,8 @@ impl Recording {
 /// The variant's name in the Debug text of an operation: `Sin` of `Float(F32, Sin(UnaryOpIr { .. }))`.
 fn name(debug: &str) -> String {
     let head = debug.split('{').next().unwrap_or(debug);
-    let words = head.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-    let name = words.filter(|word| !word.ends_with("Ir")).next_back();
+    let mut words = head.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    let name = words.rfind(|word| !word.ends_with("Ir"));
     name.unwrap_or("an operation").to_owned()
 }
 
