@@ -172,7 +172,8 @@ fn an_engine_that_fails_panics_or_gives_no_numbers_is_a_500_and_the_service_goes
         logits.clear();
         Ok(())
     };
-    let cases: [(fn(&mut Vec<f32>) -> Result<()>, &str); 4] = [
+    type Run = fn(&mut Vec<f32>) -> Result<()>;
+    let cases: [(Run, &str); 4] = [
         (error, "out of luck"),
         (|_| panic!("this panic is a part of the test"), "panicked"),
         (no_number, "not a number"),
