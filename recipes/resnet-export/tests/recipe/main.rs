@@ -1,5 +1,6 @@
 //! The built recipe, run as a user runs it.
 
+mod bench;
 mod bundle;
 mod classify;
 mod export;
