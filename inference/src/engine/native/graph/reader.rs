@@ -11,6 +11,10 @@ use crate::{EngineKind, Error, Onnx, Result};
 /// Most nodes: plans take time that grows with their square.
 const MAX_NODES: usize = 4096;
 
+/// Most channels of all nodes that keep numbers for each of theirs: 256 MiB. A constant of one value may be for any number
+/// of channels, so that a file of a few bytes can ask for them. All of a ResNet-152 are 200,000.
+const MAX_CHANNELS: usize = 1 << 24;
+
 /// What a name stands for.
 #[derive(Clone)]
 pub(super) enum Value<'a> {
@@ -38,6 +42,8 @@ pub(super) struct Reader<'a> {
     tensors: HashMap<&'a str, &'a TensorProto>,
     names: HashMap<&'a str, Value<'a>>,
     label: Label,
+    /// Channels that nodes may still keep numbers for.
+    channels_left: usize,
 }
 
 /// Reads the graph of a file.
@@ -58,6 +64,7 @@ pub(in super::super) fn read(onnx: &Onnx) -> Result<Graph<'_>> {
             Value::Images(Images { value: INPUT, flat: false }),
         )]),
         label: Label { node: String::new(), operation: String::new() },
+        channels_left: MAX_CHANNELS,
     };
     for (place, node) in graph.node.iter().enumerate() {
         reader.node(place, node)?;
@@ -133,6 +140,14 @@ impl<'a> Reader<'a> {
             return Err(format!("its input {at} has {} values for {channels} channels", constant.len()));
         }
         Ok(constant.values().into_iter().map(f64::from).collect())
+    }
+
+    /// Refuses a node that keeps numbers for each of so many channels, where all up to it have too many.
+    pub(super) fn take_channels(&mut self, channels: usize) -> Result<(), String> {
+        let left = self.channels_left.checked_sub(channels);
+        self.channels_left =
+            left.ok_or_else(|| format!("nodes up to it have more than {MAX_CHANNELS} channels"))?;
+        Ok(())
     }
 
     pub(super) fn shape(&self, images: Images) -> Shape {

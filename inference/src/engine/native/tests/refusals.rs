@@ -183,6 +183,18 @@ fn a_tensor_that_is_used_again_and_again_takes_bounded_memory() {
 }
 
 #[test]
+fn a_constant_of_one_value_that_is_for_all_of_many_channels_takes_bounded_memory() {
+    // A file of a few kilobytes whose nodes would keep two numbers for each of a million channels.
+    let mut builder = Builder::new(1 << 20, 1, 1);
+    builder.graph.initializer.push(float("one", &[], &[1.]));
+    for _ in 0..200 {
+        builder.node("Add", &["one"], Vec::new());
+    }
+    builder.flatten();
+    assert_unsupported(builder, "/Add/16", "Add", "channels");
+}
+
+#[test]
 fn shapes_that_double_with_each_node_are_refused() {
     let mut builder = Builder::new(3, 8, 8);
     builder.square(8, 3, 1).global_average();

@@ -16,6 +16,7 @@ pub(super) fn batch_normalization<'a>(reader: &mut Reader<'a>, node: &'a NodePro
     let epsilon = f64::from(attributes.float("epsilon", 1e-5)?);
     let images = reader.images(node, 0)?;
     let channels = reader.shape(images).channels;
+    reader.take_channels(channels)?;
     let [gamma, beta, mean, variance] = [1, 2, 3, 4].map(|at| reader.channels(node, at, channels));
     let (beta, mean) = (beta?, mean?);
     let scale: Vec<_> =
@@ -59,6 +60,7 @@ fn with_constant<'a>(
     operation: &str,
 ) -> Lowered<'a> {
     let channels = reader.shape(images).channels;
+    reader.take_channels(channels)?;
     let constant = by_channel(images, constant, channels)?;
     let (scale, shift) = match operation {
         "Add" => (vec![1.; channels], constant),

@@ -27,6 +27,7 @@ pub(super) fn conv<'a>(reader: &mut Reader<'a>, node: &'a NodeProto) -> Lowered<
             weight.dims()
         ));
     }
+    reader.take_channels(out_channels)?;
     let size = [shape.height, shape.width];
     let window = attributes.window(Some([height, width]), size)?;
     let bias = match reader.constant(node, 2)? {
@@ -90,6 +91,7 @@ fn dense<'a>(
     if rows != channels || columns == 0 {
         return Err(format!("its weights {:?} do not fit {channels} channels", weight.dims()));
     }
+    reader.take_channels(columns)?;
     let mut bias = vec![0.; columns];
     if let (Some(beta), Some(constant)) = (beta, reader.constant(node, 2)?) {
         // A single one is for all.
