@@ -52,8 +52,8 @@ impl Onnx {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] for what is no ONNX file, is truncated, has data outside it, subgraphs or functions, tensors whose
-    /// data does not fit their shape, names that are used before they are made or made twice, another opset than 7 to 25,
+    /// [`Error::Format`] for what is no ONNX file, is truncated, has data outside it, subgraphs or functions, tensors of
+    /// more than 8 axes or whose data does not fit their shape, names that are used before they are made or made twice, another opset than 7 to 25,
     /// more than 20,000 nodes, or a normalisation in training mode. [`Error::Signature`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         check_length(bytes.len())?;

@@ -12,6 +12,9 @@ pub(super) const F32: i32 = DataType::Float as i32;
 /// The larger of a file and of what a shape with a zero in it may say.
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
+/// Most axes: those of an image are four, and engines copy shapes with every use.
+const MAX_RANK: usize = 8;
+
 /// The name of a type, in words of Rust where it has them.
 pub(super) fn type_name(data_type: i32) -> String {
     match DataType::try_from(data_type) {
@@ -47,8 +50,11 @@ pub(super) fn check(tensor: &TensorProto, place: &str) -> Result<()> {
     if tensor.segment.is_some() {
         return Err(format(format!("{place} is a part of a tensor"), EXPORT));
     }
+    if tensor.dims.len() > MAX_RANK {
+        return Err(format(format!("{place} has {} axes, more than {MAX_RANK}", tensor.dims.len()), EXPORT));
+    }
     let Some(elements) = elements(&tensor.dims) else {
-        return Err(format(format!("{place} has the impossible shape {:?}", short(&tensor.dims)), COPY));
+        return Err(format(format!("{place} has the impossible shape {:?}", tensor.dims), COPY));
     };
     let Ok(data_type) = DataType::try_from(tensor.data_type) else {
         return Err(format(format!("{place} is of {}", type_name(tensor.data_type)), EXPORT));
@@ -61,16 +67,12 @@ pub(super) fn check(tensor: &TensorProto, place: &str) -> Result<()> {
         let reason = format!(
             "{place} of {} and shape {:?} needs {expected} {}, and has {found}",
             type_name(tensor.data_type),
-            short(&tensor.dims),
+            tensor.dims,
             if tensor.raw_data.is_empty() { "values" } else { "bytes" },
         );
         return Err(format(reason, COPY));
     }
     Ok(())
-}
-
-fn short(dims: &[i64]) -> &[i64] {
-    &dims[..dims.len().min(8)]
 }
 
 /// Where the elements of a type are stored.

@@ -170,6 +170,8 @@ fn tensors_whose_data_does_not_fit_their_shape_are_refused() {
         let said = changed(|_, graph| graph.initializer[0].dims = dims.clone());
         assert_says(&said, &["`conv0.weight`", "impossible shape"]);
     }
+    let said = changed(|_, graph| graph.initializer[0].dims.extend([1; 5]));
+    assert_says(&said, &["`conv0.weight`", "9 axes, more than 8"]);
     let said = changed(|_, graph| graph.initializer[0].raw_data.clear());
     assert_says(&said, &["needs 1176 values, and has 0"]);
     let said = changed(|_, graph| graph.initializer[0].float_data = vec![0.0; 1176]);

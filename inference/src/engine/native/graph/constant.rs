@@ -9,15 +9,16 @@ use tract_onnx::pb::tensor_proto::DataType;
 pub(in super::super) struct Constant<'a> {
     tensor: &'a TensorProto,
     dims: Vec<usize>,
-    quantisation: Option<Quantisation>,
+    quantisation: Option<Quantisation<'a>>,
 }
 
 /// `x = (q - zero) * scale`.
-#[derive(Clone)]
-struct Quantisation {
-    /// One, or one for each place of an axis.
-    scale: Vec<f32>,
-    zero: Vec<f32>,
+#[derive(Clone, Copy)]
+struct Quantisation<'a> {
+    /// One, or one for each place of an axis. Any number of nodes may name the same, so that they stay in the file.
+    scale: &'a TensorProto,
+    /// As many.
+    zero: Option<&'a TensorProto>,
     /// Values that share a scale, one after another.
     run: usize,
 }
@@ -65,17 +66,20 @@ impl<'a> Constant<'a> {
                 None => return Err("it has neither one scale nor one for each place of its axis".to_owned()),
             }
         };
+        if scale.quantisation.is_some() || zero.is_some_and(|zero| zero.quantisation.is_some()) {
+            return Err("its scales or zero points are of 8 bits themselves".to_owned());
+        }
         if zero.is_some_and(|zero| zero.len() != scale.len()) {
             return Err("its zero points are not as many as its scales".to_owned());
         }
-        let scale = scale.values();
-        let zero = zero.map_or_else(|| vec![0.; scale.len()], Self::values);
-        Ok(Self { quantisation: Some(Quantisation { scale, zero, run: run.max(1) }), ..self.clone() })
+        let quantisation =
+            Quantisation { scale: scale.tensor, zero: zero.map(|zero| zero.tensor), run: run.max(1) };
+        Ok(Self { quantisation: Some(quantisation), ..self.clone() })
     }
 
     /// The type of the values.
     fn kind(&self) -> DataType {
-        DataType::try_from(self.tensor.data_type).unwrap_or_default()
+        kind(self.tensor)
     }
 
     /// Whether the values are real numbers.
@@ -86,9 +90,11 @@ impl<'a> Constant<'a> {
 
     /// The values in f32.
     pub(in super::super) fn values(&self) -> Vec<f32> {
-        let mut values = widen(self.tensor, self.kind());
-        if let Some(Quantisation { scale, zero, run }) = &self.quantisation {
-            for (values, at) in values.chunks_mut(*run).zip((0..scale.len()).cycle()) {
+        let mut values = widen(self.tensor);
+        if let Some(Quantisation { scale, zero, run }) = self.quantisation {
+            let scale = widen(scale);
+            let zero = zero.map_or_else(|| vec![0.; scale.len()], widen);
+            for (values, at) in values.chunks_mut(run).zip((0..scale.len()).cycle()) {
                 for value in values {
                     *value = (*value - zero[at]) * scale[at];
                 }
@@ -141,11 +147,15 @@ fn count(tensor: &TensorProto) -> Option<usize> {
     }
 }
 
+fn kind(tensor: &TensorProto) -> DataType {
+    DataType::try_from(tensor.data_type).unwrap_or_default()
+}
+
 /// The values in f32; of a type that [`count`] does not know, none.
-fn widen(tensor: &TensorProto, kind: DataType) -> Vec<f32> {
+fn widen(tensor: &TensorProto) -> Vec<f32> {
     let raw = tensor.raw_data.as_slice();
     let ints = &tensor.int32_data;
-    match (kind, raw.is_empty()) {
+    match (kind(tensor), raw.is_empty()) {
         (DataType::Float, true) => tensor.float_data.clone(),
         (DataType::Float, false) => words(raw, f32::from_le_bytes).collect(),
         (DataType::Double, true) => tensor.double_data.iter().map(|&value| value as f32).collect(),

@@ -8,6 +8,15 @@ pub(super) enum Size {
     Known(i64),
 }
 
+/// Most numbers of a shape.
+pub(super) const MAX_SIZES: usize = 16;
+
+/// Refuses more numbers than a shape has: they are copied with every use, and double with each node that joins a shape
+/// with itself.
+pub(super) fn check(numbers: usize) -> Result<(), String> {
+    if numbers > MAX_SIZES { Err(format!("a shape has at most {MAX_SIZES} sizes here")) } else { Ok(()) }
+}
+
 /// A place counted from the start, or from the end where it is negative.
 pub(super) fn place(at: i64, len: usize) -> Result<usize, String> {
     let from_start = if at < 0 { at.checked_add_unsigned(len as u64) } else { Some(at) };
@@ -17,6 +26,7 @@ pub(super) fn place(at: i64, len: usize) -> Result<usize, String> {
 
 /// The numbers at these places.
 pub(super) fn gather(from: &[Size], places: &[i64]) -> Result<Vec<Size>, String> {
+    check(places.len())?;
     places.iter().map(|&at| Ok(from[place(at, from.len())?])).collect()
 }
 

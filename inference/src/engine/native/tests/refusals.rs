@@ -195,6 +195,37 @@ fn a_constant_of_one_value_that_is_for_all_of_many_channels_takes_bounded_memory
 }
 
 #[test]
+fn a_long_list_of_numbers_is_no_shape() {
+    let seventeen = ints("many", &[0; 17]);
+    let mut gathered = Builder::new(3, 8, 8);
+    gathered.graph.initializer.push(seventeen.clone());
+    gathered.node("Shape", &[], Vec::new()).node("Gather", &["many"], Vec::new());
+    head(&mut gathered);
+    assert_unsupported(gathered, "/Gather/1", "Gather", "at most 16 sizes");
+    let mut reshaped = Builder::new(3, 8, 8);
+    reshaped.graph.initializer.push(seventeen);
+    reshaped.node("Reshape", &["many"], Vec::new());
+    head(&mut reshaped);
+    assert_unsupported(reshaped, "/Reshape/0", "Reshape", "at most 16 sizes");
+    let mut constant = Builder::new(3, 8, 8);
+    constant.node("Constant", &[], vec![ints_attribute("value_ints", &[0; 17])]);
+    constant.graph.node[0].input.clear();
+    constant.last = "input".to_owned();
+    head(&mut constant);
+    assert_unsupported(constant, "/Constant/0", "Constant", "at most 16 sizes");
+}
+
+#[test]
+fn nodes_that_make_no_step_are_counted_too() {
+    let mut builder = Builder::new(3, 8, 8);
+    for _ in 0..4096 {
+        builder.node("Identity", &[], Vec::new());
+    }
+    head(&mut builder);
+    assert_unsupported(builder, "/GlobalAveragePool/4096", "GlobalAveragePool", "one of more than 4096");
+}
+
+#[test]
 fn shapes_that_double_with_each_node_are_refused() {
     let mut builder = Builder::new(3, 8, 8);
     builder.square(8, 3, 1).global_average();

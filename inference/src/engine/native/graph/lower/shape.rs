@@ -15,6 +15,7 @@ fn numbers<'a>(reader: &Reader<'a>, node: &'a NodeProto, at: usize) -> Result<Op
         None => Ok(None),
         Some(Value::Sizes(sizes)) => Ok(Some(sizes)),
         Some(Value::Constant(constant)) => {
+            sizes::check(constant.len())?;
             let integers =
                 constant.integers().ok_or_else(|| format!("its input {at} is no whole numbers"))?;
             Ok(Some(integers.into_iter().map(Size::Known).collect()))
@@ -129,10 +130,9 @@ pub(super) fn gather<'a>(reader: &Reader<'a>, node: &'a NodeProto) -> Lowered<'a
     let Some(Value::Sizes(from)) = reader.input(node, 0)? else {
         return Err("only numbers of a shape can be gathered".to_owned());
     };
-    let indices = reader
-        .constant(node, 1)?
-        .and_then(|indices| indices.integers())
-        .ok_or("its indices are not fixed")?;
+    let indices = reader.constant(node, 1)?.ok_or("its indices are not fixed")?;
+    sizes::check(indices.len())?;
+    let indices = indices.integers().ok_or("its indices are no whole numbers")?;
     Ok(Value::Sizes(sizes::gather(&from, &indices)?))
 }
 
@@ -142,10 +142,7 @@ pub(super) fn concat<'a>(reader: &Reader<'a>, node: &'a NodeProto) -> Lowered<'a
     let mut sizes = Vec::new();
     for at in 0..node.input.len() {
         sizes.extend(numbers(reader, node, at)?.ok_or("an input is missing")?);
-        // Shapes double with each node that joins one with itself.
-        if sizes.len() > 16 {
-            return Err("a shape has at most 16 sizes here".to_owned());
-        }
+        sizes::check(sizes.len())?;
     }
     Ok(Value::Sizes(sizes))
 }
@@ -164,12 +161,14 @@ pub(super) fn constant(node: &NodeProto) -> Lowered<'_> {
     if let Some(tensor) = attributes.tensor("value")? {
         return Ok(Value::Constant(Constant::new(tensor)?));
     }
+    let number = [attributes.int("value_int", 0)?];
     let numbers = match attributes.ints("value_ints")? {
-        Some(numbers) => numbers.to_vec(),
-        None if attributes.has("value_int") => vec![attributes.int("value_int", 0)?],
+        Some(numbers) => numbers,
+        None if attributes.has("value_int") => &number,
         None => return Err("it has no value".to_owned()),
     };
-    Ok(Value::Sizes(numbers.into_iter().take(16).map(Size::Known).collect()))
+    sizes::check(numbers.len())?;
+    Ok(Value::Sizes(numbers.iter().copied().map(Size::Known).collect()))
 }
 
 /// Constants are widened to f32 when they are used, so that a cast to it changes nothing.
