@@ -161,6 +161,8 @@ pub fn present(options: &EngineOptions) -> Vec<(EngineKind, Result<()>)> {
 }
 
 fn load_kind(onnx: &Onnx, kind: EngineKind, options: &EngineOptions) -> Result<Box<dyn Engine>> {
+    // The field can be set to 0 as well.
+    let options = &options.clone().with_threads(options.threads);
     let engine: Box<dyn Engine> = match kind {
         EngineKind::Native => Box::new(native::Native::load(onnx, options.threads)?),
         EngineKind::OnnxRuntime => Box::new(onnxruntime::OnnxRuntime::load(onnx, options)?),

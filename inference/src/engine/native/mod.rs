@@ -52,9 +52,10 @@ impl Native {
         fuse::fuse(&mut graph);
         let program = plan::compile(graph, isa)?;
         let no_memory = || failed("there is no memory for it".to_owned());
-        let scratch = program.scratch.checked_mul(threads).and_then(Memory::new).ok_or_else(no_memory)?;
         let team =
             Team::new(threads).map_err(|error| failed(format!("no thread can be started: {error}")))?;
+        let scratch = program.scratch.checked_mul(team.threads());
+        let scratch = scratch.and_then(Memory::new).ok_or_else(no_memory)?;
         Ok(Self { signature: onnx.signature().clone(), program, team, memory: Memory::none(), scratch })
     }
 

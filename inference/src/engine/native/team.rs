@@ -75,8 +75,9 @@ fn pause(spins: &mut usize) {
 }
 
 impl Team {
-    /// Starts all but one of the threads; none for one.
+    /// Starts all but one of the threads; none for one. The caller's is always there.
     pub(super) fn new(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.max(1);
         let (arrived, phase) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let barrier = Barrier { threads, arrived, phase, broken: AtomicBool::new(false) };
         let shared = Arc::new(Shared {
@@ -200,8 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_starts_no_other() {
-        assert!(Team::new(1).expect("no thread is needed").workers.is_empty());
+    fn one_thread_starts_no_other_and_none_is_the_callers() {
+        for threads in [0, 1] {
+            let mut team = Team::new(threads).expect("no thread is needed");
+            assert_eq!((team.threads(), team.workers.len()), (1, 0));
+            assert!(team.run(&|thread, barrier| assert!(thread == 0 && barrier.wait())));
+        }
     }
 
     #[test]
