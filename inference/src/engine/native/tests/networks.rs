@@ -261,6 +261,36 @@ fn half_and_eight_bit_weights_are_those_of_the_numbers_they_stand_for() {
 }
 
 #[test]
+fn what_a_product_adds_to_each_row_is_as_tract_has_it() {
+    let with = |dims: &[usize]| {
+        let mut builder = Builder::new(6, 1, 1);
+        builder.flatten().gemm(4);
+        let bias = builder.tensor(dims, |value| value);
+        builder.graph.node[1].input[2] = bias;
+        builder.graph.node[1].attribute.push(crate::testing::float("beta", 0.5));
+        builder.finish()
+    };
+    let run = |onnx: &Onnx, kind| -> crate::Result<Vec<f32>> {
+        let mut engine = crate::load(onnx, EngineChoice::Only(kind), &EngineOptions::default())?;
+        let mut logits = Vec::new();
+        engine.run(4, &builder::random(4 * 6, 3), &mut logits)?;
+        Ok(logits)
+    };
+    for dims in [&[][..], &[1], &[4], &[1, 1], &[1, 4]] {
+        let onnx = with(dims);
+        let expected: Vec<_> =
+            run(&onnx, EngineKind::Tract).expect("tract runs it").into_iter().map(f64::from).collect();
+        let found = run(&onnx, EngineKind::Native).expect("the network can be run");
+        assert_close(&found, &expected, 1e-5, &format!("{dims:?}"));
+    }
+    // As many numbers as there are columns, but one for each row.
+    for dims in [&[4, 1][..], &[4, 4], &[2, 2], &[3], &[1, 1, 4]] {
+        let error = run(&with(dims), EngineKind::Native).expect_err("no row");
+        assert!(error.to_string().contains("no row of 4"), "{dims:?}: {error}");
+    }
+}
+
+#[test]
 fn the_end_of_a_network_may_be_written_in_many_ways() {
     let head = |end: &dyn Fn(&mut Builder)| {
         let mut builder = Builder::new(3, 8, 8);

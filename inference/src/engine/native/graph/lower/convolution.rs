@@ -82,25 +82,12 @@ fn dense<'a>(
         return Err("its input is no [batch, channels]".to_owned());
     }
     let weight = weight(reader, node)?;
-    let (rows, columns) = match (weight.dims(), order) {
-        (&[rows, columns], WeightOrder::InFirst) | (&[columns, rows], WeightOrder::OutFirst) => {
-            (rows, columns)
-        }
-        (dims, _) => return Err(format!("its weights are {dims:?}, no matrix")),
-    };
-    if rows != channels || columns == 0 {
-        return Err(format!("its weights {:?} do not fit {channels} channels", weight.dims()));
-    }
+    let columns = columns(&weight, order, channels)?;
     reader.take_channels(columns)?;
-    let mut bias = vec![0.; columns];
-    if let (Some(beta), Some(constant)) = (beta, reader.constant(node, 2)?) {
-        // A single one is for all.
-        let size = if constant.len() == 1 { 1 } else { columns };
-        let given = reader.channels(node, 2, size)?;
-        for (bias, given) in bias.iter_mut().zip(given.iter().cycle()) {
-            *bias = beta * given;
-        }
-    }
+    let bias = match beta {
+        Some(beta) => row(reader, node, columns, beta)?,
+        None => vec![0.; columns],
+    };
     let shape = Shape::new(columns, 1, 1)?;
     let conv = Conv {
         weight,
@@ -114,4 +101,33 @@ fn dense<'a>(
         activation: None,
     };
     Ok(reader.push(Op::Conv(conv), vec![images.value], shape, true))
+}
+
+/// The columns of a matrix that takes so many channels.
+fn columns(weight: &Constant<'_>, order: WeightOrder, channels: usize) -> Result<usize, String> {
+    let (rows, columns) = match (weight.dims(), order) {
+        (&[rows, columns], WeightOrder::InFirst) | (&[columns, rows], WeightOrder::OutFirst) => {
+            (rows, columns)
+        }
+        (dims, _) => return Err(format!("its weights are {dims:?}, no matrix")),
+    };
+    if rows != channels || columns == 0 {
+        return Err(format!("its weights {:?} do not fit {channels} channels", weight.dims()));
+    }
+    Ok(columns)
+}
+
+/// `beta` times the third input, which is added to each row: one number for each column, or one for all.
+fn row<'a>(reader: &Reader<'a>, node: &'a NodeProto, columns: usize, beta: f64) -> Result<Vec<f64>, String> {
+    let Some(constant) = reader.constant(node, 2)? else {
+        return Ok(vec![0.; columns]);
+    };
+    let (&size, others) = constant.dims().split_last().unwrap_or((&1, &[]));
+    // One of `[batch, 1]` has as many numbers where the batch is of as many images, and they are those of rows.
+    if others.len() > 1 || others.iter().any(|&other| other != 1) || ![1, columns].contains(&size) {
+        let dims = constant.dims();
+        return Err(format!("its input 2 is {dims:?}, no row of {columns}"));
+    }
+    let given = reader.channels(node, 2, size)?;
+    Ok(given.iter().cycle().take(columns).map(|value| beta * value).collect())
 }
