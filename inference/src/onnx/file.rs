@@ -106,6 +106,12 @@ impl Onnx {
         }
     }
 
+    /// Gives each constant that the graph only reshapes its new shape instead, removes what the output does not need where
+    /// there was one, and says how many: exporters write such a node before they add the bias of a classifier.
+    pub fn fold_reshapes(&mut self) -> usize {
+        self.proto.graph.as_mut().map_or(0, rewrite::fold_reshapes)
+    }
+
     /// Stores the weights of convolutions and matrix products in another type; biases stay f32.
     ///
     /// [`WeightType::F32`] leaves the file as it is. Int8 is symmetric with one scale for each output channel,

@@ -4,7 +4,6 @@ mod file;
 mod foreign;
 mod graph;
 mod rename;
-mod reshape;
 mod rewrite;
 mod signature;
 mod tensor;

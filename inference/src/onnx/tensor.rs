@@ -13,7 +13,7 @@ pub(super) const F32: i32 = DataType::Float as i32;
 const MAX_ELEMENTS: usize = i32::MAX as usize;
 
 /// Most axes: those of an image are four, and engines copy shapes with every use.
-const MAX_RANK: usize = 8;
+pub(super) const MAX_RANK: usize = 8;
 
 /// The name of a type, in words of Rust where it has them.
 pub(super) fn type_name(data_type: i32) -> String {

@@ -6,9 +6,11 @@ mod hoist;
 mod index;
 mod names;
 mod narrow;
+mod reshape;
 mod weights;
 mod widen;
 
 pub(super) use fold::fold_batch_norms;
 pub(super) use narrow::narrow;
+pub(super) use reshape::fold_reshapes;
 pub(super) use widen::widened;
