@@ -130,25 +130,25 @@ impl EngineOptions {
 ///
 /// # Errors
 ///
-/// [`Error::Unavailable`] and [`Error::Unsupported`], of [`EngineChoice::Auto`] those of the last engine; what the engine
-/// says.
+/// [`Error::Unavailable`], [`Error::Unsupported`] and [`Error::Engine`]. [`EngineChoice::Auto`] goes on to the next engine
+/// for each of them; where none can run the network, it says why the first cannot.
 pub fn load(onnx: &Onnx, choice: EngineChoice, options: &EngineOptions) -> Result<Box<dyn Engine>> {
     let kind = match choice {
         EngineChoice::Only(kind) => return load_kind(onnx, kind, options),
         EngineChoice::Auto => EngineKind::ALL,
     };
-    let mut last = None;
+    let mut first = None;
     for kind in kind {
         match load_kind(onnx, kind, options) {
             Ok(engine) => return Ok(engine),
-            Err(error @ (Error::Unavailable { .. } | Error::Unsupported { .. })) => {
+            Err(error @ (Error::Unavailable { .. } | Error::Unsupported { .. } | Error::Engine { .. })) => {
                 log::debug!("{error}");
-                last = Some(error);
+                first.get_or_insert(error);
             }
             Err(error) => return Err(error),
         }
     }
-    Err(last.expect("there are engines"))
+    Err(first.expect("there are engines"))
 }
 
 /// The engines that this machine has, and why it lacks the others. Whether one can run a network, [`load`] tells.

@@ -3,7 +3,7 @@
 use burn_nccl_inference::{EngineChoice, EngineKind, Error, Onnx, WeightType, load, present};
 
 use crate::common::{difference, engine, options};
-use crate::testing::{Net, value};
+use crate::testing::{Net, int, value};
 
 #[test]
 fn a_batch_gives_the_logits_of_its_images() {
@@ -137,6 +137,34 @@ fn an_operation_that_no_engine_knows_is_an_error() {
             other => panic!("{kind}: {:?}", other.map(|engine| engine.name())),
         }
     }
+}
+
+#[test]
+fn the_next_engine_is_taken_where_one_fails_to_load_the_network() {
+    // The logits are the input itself, which ours does not compute.
+    let mut net = Net::new(3, 1, 1);
+    let output = net.node("Flatten", &["input"], vec![int("axis", 1)]);
+    net.output(&output, 3);
+    let onnx = Onnx::from_bytes(&net.bytes()).unwrap();
+    let error = load(&onnx, EngineChoice::Only(EngineKind::Native), &options()).map(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Engine { engine: EngineKind::Native, .. }), "{error}");
+    let mut engine = load(&onnx, EngineChoice::Auto, &options()).unwrap();
+    let images = net.images(2, 1, 1);
+    let mut logits = Vec::new();
+    engine.run(2, &images, &mut logits).unwrap();
+    assert_eq!(logits, images);
+}
+
+#[test]
+fn where_no_engine_can_run_a_network_the_first_says_why() {
+    let mut net = Net::residual(3, 10);
+    net.graph.node[2].op_type = "Relux".to_owned();
+    let onnx = Onnx::from_bytes(&net.bytes()).unwrap();
+    let error = load(&onnx, EngineChoice::Auto, &options()).map(|_| ()).unwrap_err();
+    assert!(
+        matches!(&error, Error::Unsupported { engine: EngineKind::Native, node, .. } if node == "Relu_2"),
+        "{error}"
+    );
 }
 
 #[test]
