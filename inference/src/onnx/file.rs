@@ -48,7 +48,7 @@ impl Onnx {
     ///
     /// Takes as much memory as the bytes and the largest tensor where most of the bytes are those of weights, and never
     /// more than 24 times the bytes and 64 MiB. Constants that are listed as inputs too, as old exporters do, are taken
-    /// for constants.
+    /// for constants, and those of nodes are moved to the others.
     ///
     /// # Errors
     ///
@@ -68,6 +68,9 @@ impl Onnx {
     fn from_proto(mut proto: ModelProto) -> Result<Self> {
         let signature = Signature::of(graph::check(&proto)?)?;
         constants_are_no_inputs(&mut proto);
+        if let Some(graph) = &mut proto.graph {
+            rewrite::hoist_constants(graph);
+        }
         Ok(Self { proto, signature })
     }
 

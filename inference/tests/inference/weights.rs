@@ -2,7 +2,8 @@
 
 use burn_nccl_inference::{Error, Onnx, WeightType};
 use half::f16;
-use tract_onnx::pb::GraphProto;
+use tract_onnx::pb::attribute_proto::AttributeType;
+use tract_onnx::pb::{AttributeProto, GraphProto, NodeProto};
 
 use crate::common::{difference, graph, logits, tensor, values};
 use crate::testing::{Net, tensor as f32_tensor};
@@ -26,6 +27,34 @@ fn refusal(name: &str, found: &[f32], to: WeightType) -> String {
     assert!(matches!(&error, Error::Weights { tensor, .. } if tensor == name), "{error}");
     assert_eq!(onnx.to_bytes(), net.bytes(), "nothing is changed");
     error.to_string()
+}
+
+#[test]
+fn a_weight_in_a_node_that_is_refused_leaves_the_network_as_it_was() {
+    let mut net = Net::residual(3, 10);
+    let place = net.graph.initializer.iter().position(|tensor| tensor.name == "fc.weight").unwrap();
+    let weight = net.graph.initializer.remove(place);
+    let mut found = values(&weight);
+    found[7] = f32::NAN;
+    let value = AttributeProto {
+        name: "value".to_owned(),
+        r#type: AttributeType::Tensor as i32,
+        t: Some(f32_tensor("", &[10, 12], &found)),
+        ..Default::default()
+    };
+    let constant = NodeProto {
+        op_type: "Constant".to_owned(),
+        output: vec![weight.name],
+        attribute: vec![value],
+        ..Default::default()
+    };
+    net.graph.node.insert(0, constant);
+    let mut onnx = Onnx::from_bytes(&net.bytes()).unwrap();
+    let before = onnx.to_bytes();
+    let error = onnx.set_weights(WeightType::Int8).unwrap_err();
+    assert!(matches!(&error, Error::Weights { tensor, .. } if tensor == "fc.weight"), "{error}");
+    assert!(error.to_string().contains("value 7 is NaN"), "{error}");
+    assert!(onnx.to_bytes() == before, "nothing is changed");
 }
 
 #[test]

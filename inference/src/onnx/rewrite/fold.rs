@@ -6,7 +6,6 @@ use super::super::graph::{attribute, is_standard, label};
 use super::super::values::{f32_tensor, f32_values, map_f32};
 use super::super::{EXPORT, format};
 use super::dead::remove_dead;
-use super::hoist::hoist_constants;
 use super::index::Index;
 use super::names::Names;
 use crate::Result;
@@ -40,7 +39,6 @@ enum Bias {
 ///
 /// Every normalisation is looked at before anything is changed.
 pub(in crate::onnx) fn fold_batch_norms(graph: &mut GraphProto) -> Result<usize> {
-    hoist_constants(graph);
     let folds = folds(graph)?;
     let mut names = Names::of(graph);
     let mut folded = vec![false; graph.node.len()];

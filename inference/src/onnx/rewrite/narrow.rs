@@ -9,7 +9,6 @@ use super::super::WeightType;
 use super::super::graph::opset;
 use super::super::tensor::{F32, type_name};
 use super::super::values::{f32_tensor, f32_values, tensor};
-use super::hoist::hoist_constants;
 use super::names::Names;
 use super::weights::{Weight, weights};
 use crate::{Error, Result};
@@ -34,7 +33,6 @@ pub(in crate::onnx) fn narrow(model: &mut ModelProto, to: WeightType) -> Result<
     };
     let opset = opset(model)?;
     let Some(graph) = &mut model.graph else { return Ok(()) };
-    hoist_constants(graph);
     let mut narrowed = Vec::new();
     for weight in weights(graph) {
         match weight {
