@@ -7,6 +7,10 @@
 //!
 //! An image's logits are the same, bit for bit, in whatever batch it is and with any number of threads: every sum is
 //! computed by one thread in one order. Between instruction sets they differ by rounding.
+//!
+//! Values are taken to be finite. Groups of channels and blocks are filled up with weights of zero, and convolutions of 3x3
+//! mix the pixels of a patch, so that one that is infinite or no number makes others no number too, in channels and pixels
+//! that do not depend on it. Those of other images of the batch stay as they are.
 
 mod arena;
 mod fuse;
