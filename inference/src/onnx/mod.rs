@@ -28,7 +28,7 @@ fn format(reason: impl Into<String>, remedy: &'static str) -> Error {
 }
 
 /// Names come from the file and may be as long as it is; a message is for people.
-fn clipped(mut text: String) -> String {
+pub(crate) fn clipped(mut text: String) -> String {
     const MAX_BYTES: usize = 400;
     if text.len() > MAX_BYTES {
         text.truncate(text.floor_char_boundary(MAX_BYTES));

@@ -13,6 +13,7 @@ pub(super) use window::Window;
 
 use super::kernel::Activation;
 use super::simd::LANES;
+use crate::onnx::clipped;
 use crate::{EngineKind, Error};
 
 /// The network's input: the first value of every graph.
@@ -79,18 +80,23 @@ pub(super) struct Node<'a> {
 /// What errors call a node.
 #[derive(Clone, Debug)]
 pub(super) struct Label {
-    pub(super) node: String,
-    pub(super) operation: String,
+    node: String,
+    operation: String,
 }
 
 impl Label {
+    /// That of a node; names come from the file, and are cut where they are long.
+    pub(super) fn new(node: String, operation: String) -> Self {
+        Self { node: clipped(node), operation: clipped(operation) }
+    }
+
     /// The node is not supported, for this reason.
     pub(super) fn unsupported(&self, reason: impl Into<String>) -> Error {
         Error::Unsupported {
             engine: EngineKind::Native,
             node: self.node.clone(),
             operation: self.operation.clone(),
-            reason: reason.into(),
+            reason: clipped(reason.into()),
         }
     }
 }

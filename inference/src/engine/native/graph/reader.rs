@@ -6,6 +6,7 @@ use tract_onnx::pb::{NodeProto, TensorProto};
 
 use super::sizes::Size;
 use super::{Constant, Graph, INPUT, Label, Node, Op, Shape, lower};
+use crate::onnx::clipped;
 use crate::{EngineKind, Error, Onnx, Result};
 
 /// Most nodes: plans take time that grows with their square.
@@ -64,7 +65,7 @@ pub(in super::super) fn read(onnx: &Onnx) -> Result<Graph<'_>> {
             signature.input.as_str(),
             Value::Images(Images { value: INPUT, flat: false }),
         )]),
-        label: Label { node: String::new(), operation: String::new() },
+        label: Label::new(String::new(), String::new()),
         channels_left: MAX_CHANNELS,
     };
     for (place, node) in graph.node.iter().enumerate() {
@@ -75,7 +76,7 @@ pub(in super::super) fn read(onnx: &Onnx) -> Result<Graph<'_>> {
 
 /// The engine failed to load the network.
 pub(in super::super) fn failed(reason: String) -> Error {
-    Error::Engine { engine: EngineKind::Native, action: "load the network", reason }
+    Error::Engine { engine: EngineKind::Native, action: "load the network", reason: clipped(reason) }
 }
 
 impl<'a> Reader<'a> {
@@ -85,12 +86,12 @@ impl<'a> Reader<'a> {
             "" | "ai.onnx" => node.op_type.clone(),
             domain => format!("{domain}.{}", node.op_type),
         };
-        self.label = Label { node: name, operation };
+        self.label = Label::new(name, operation.clone());
         // Those that make no step count too: each name holds a shape.
         if place >= MAX_NODES {
             return Err(self.label.unsupported(format!("it is one of more than {MAX_NODES}")));
         }
-        let value = lower::lower(self, &self.label.operation.clone(), node);
+        let value = lower::lower(self, &operation, node);
         let value = value.map_err(|reason| self.label.unsupported(reason))?;
         // Outputs after the first are a mask of `Dropout` and the like: whoever reads one finds no such value.
         if let Some(output) = node.output.first() {

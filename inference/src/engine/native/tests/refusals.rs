@@ -64,6 +64,30 @@ fn a_node_without_a_name_is_told_by_its_place() {
 }
 
 #[test]
+fn long_names_are_cut_in_errors() {
+    let long = "x".repeat(3 << 20);
+    let edits: [&dyn Fn(&mut tract_onnx::pb::NodeProto); 4] = [
+        &|node| node.name = long.clone(),
+        &|node| node.op_type = long.clone(),
+        &|node| node.attribute.push(int_attribute(&long, 1)),
+        &|node| node.attribute.push(ints_attribute("pads", &vec![0; 1 << 16])),
+    ];
+    for (at, edit) in edits.into_iter().enumerate() {
+        let mut builder = Builder::new(3, 8, 8);
+        builder.square(8, 3, 1).node("Erf", &[], Vec::new());
+        edit(&mut builder.graph.node[1]);
+        head(&mut builder);
+        let error = load(&builder.proto()).expect_err("there is no Erf");
+        assert!(error.to_string().len() < 2000, "{at}: {}", error.to_string().len());
+    }
+    let mut conv = Builder::new(3, 8, 8);
+    conv.square(8, 3, 1);
+    conv.graph.node[0].attribute.push(int_attribute(&long, 1));
+    head(&mut conv);
+    assert!(load(&conv.proto()).expect_err("unknown").to_string().len() < 2000);
+}
+
+#[test]
 fn weights_that_are_computed_from_the_images_are_refused() {
     let mut builder = Builder::new(3, 8, 8);
     builder.square(8, 3, 1);
