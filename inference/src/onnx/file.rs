@@ -101,7 +101,8 @@ impl Onnx {
     ///
     /// # Errors
     ///
-    /// [`Error::Format`] for a normalisation whose statistics are no constants of its channels.
+    /// [`Error::Format`] for a normalisation behind such a convolution whose statistics are no constants of its channels.
+    /// The network is then as before.
     pub fn fold_batch_norms(&mut self) -> Result<usize> {
         match &mut self.proto.graph {
             Some(graph) => rewrite::fold_batch_norms(graph),

@@ -181,6 +181,18 @@ fn constants_in_nodes_and_behind_second_names_are_found() {
 }
 
 #[test]
+fn a_normalisation_that_no_convolution_takes_in_is_not_looked_at() {
+    let mut net = Net::new(2, 4, 4);
+    let sum = net.node("Relu", &["input"], vec![]);
+    let normal = net.batch_norm(&sum, 2);
+    net.graph.initializer.iter_mut().find(|tensor| tensor.name == "bn1.running_var").unwrap().raw_data[3] =
+        0xff;
+    let output = net.head(&normal, 2, 3);
+    net.output(&output, 3);
+    assert_eq!(folded(&net).1, 0);
+}
+
+#[test]
 fn before_folding_the_statistics_have_to_be_constants() {
     let mut net = small(Conv::same(2, 5, 3));
     net.graph.initializer.retain(|tensor| tensor.name != "bn1.running_mean");

@@ -57,16 +57,17 @@ fn folds(graph: &GraphProto) -> Result<Vec<Fold>> {
     let mut folds = Vec::new();
     for (place, node) in graph.node.iter().enumerate() {
         if node.op_type == "BatchNormalization" && is_standard(&node.domain) {
-            let affine = Affine::of(&index, node, place)?;
-            folds.extend(find(graph, &index, place, affine)?);
+            folds.extend(find(graph, &index, place)?);
         }
     }
     Ok(folds)
 }
 
 /// The convolution before a normalisation; none where there is none, or where it feeds something else too.
-fn find(graph: &GraphProto, index: &Index<'_>, norm: usize, affine: Affine) -> Result<Option<Fold>> {
-    let input = &graph.node[norm].input[0];
+///
+/// The weights come first: each has but one convolution, while thousands of normalisations may name the same statistics.
+fn find(graph: &GraphProto, index: &Index<'_>, norm: usize) -> Result<Option<Fold>> {
+    let Some(input) = graph.node[norm].input.first() else { return Ok(None) };
     let Some(conv) = index.maker(input).filter(|_| index.uses(input) == 1) else { return Ok(None) };
     let node = &graph.node[conv];
     let is_conv = node.op_type == "Conv" && is_standard(&node.domain) && node.output.len() == 1;
@@ -74,13 +75,9 @@ fn find(graph: &GraphProto, index: &Index<'_>, norm: usize, affine: Affine) -> R
     let Some(weight) = index.private_initializer(weight) else { return Ok(None) };
     let tensor = &graph.initializer[weight];
     let Some(values) = f32_values(tensor).filter(|values| !values.is_empty()) else { return Ok(None) };
-    let channels = affine.scale.len();
-    let outputs = tensor.dims.first().and_then(|dim| usize::try_from(*dim).ok()).unwrap_or(1);
-    if outputs != channels {
-        let norm = label(&graph.node[norm], norm);
-        let reason = format!("{norm} has {channels} channels, and the convolution before it {outputs}");
-        return Err(format(reason, EXPORT));
-    }
+    let channels = tensor.dims.first().and_then(|dim| usize::try_from(*dim).ok()).unwrap_or(1);
+    let Some(bias) = Bias::of(graph, index, biases, channels) else { return Ok(None) };
+    let affine = Affine::of(index, &graph.node[norm], norm, channels)?;
     let per_channel = values.len() / channels;
     let scaled = |(place, value): (usize, &f32)| f64::from(*value) * affine.scale[place / per_channel];
     // An infinite weight would be one in the file as well; one that only the product makes is an error.
@@ -88,7 +85,6 @@ fn find(graph: &GraphProto, index: &Index<'_>, norm: usize, affine: Affine) -> R
         let reason = format!("{} scales the weights before it beyond f32", label(&graph.node[norm], norm));
         return Err(format(reason, EXPORT));
     }
-    let Some(bias) = Bias::of(graph, index, biases, channels) else { return Ok(None) };
     Ok(Some(Fold { conv, norm, weight, bias, affine }))
 }
 
@@ -105,22 +101,30 @@ impl Bias {
 
 impl Affine {
     /// `scale = gamma / sqrt(var + epsilon)`, `shift = beta - mean scale`.
-    fn of(index: &Index<'_>, node: &NodeProto, place: usize) -> Result<Self> {
+    ///
+    /// Of a node behind a convolution of so many channels.
+    fn of(index: &Index<'_>, node: &NodeProto, place: usize, outputs: usize) -> Result<Self> {
         let refuse = |reason: String| Err(format(format!("{} {reason}", label(node, place)), EXPORT));
         let per_value = attribute(node, "spatial").is_some_and(|spatial| spatial.i == 0);
         if node.input.len() != 5 || node.output.is_empty() || per_value {
             return refuse("is no normalisation of channels".to_owned());
         }
-        let constant = |name: &String| index.constant(name).and_then(f32_values);
+        let tensors = [1, 2, 3, 4].map(|input| index.constant(&node.input[input]));
+        let lengths = tensors.map(|tensor| tensor.map_or(0, |tensor| elements(&tensor.dims)));
+        let channels = lengths[0];
+        if tensors.iter().all(Option::is_some) {
+            if channels == 0 || lengths != [channels; 4] {
+                return refuse("has statistics of different lengths".to_owned());
+            }
+            if channels != outputs {
+                return refuse(format!("has {channels} channels, and the convolution before it {outputs}"));
+            }
+        }
         let [Some(gamma), Some(beta), Some(mean), Some(var)] =
-            [1, 2, 3, 4].map(|input| constant(&node.input[input]))
+            tensors.map(|tensor| tensor.and_then(f32_values))
         else {
             return refuse("has statistics that are no constants of f32".to_owned());
         };
-        let channels = gamma.len();
-        if channels == 0 || [&beta, &mean, &var].iter().any(|values| values.len() != channels) {
-            return refuse("has statistics of different lengths".to_owned());
-        }
         let epsilon = f64::from(attribute(node, "epsilon").map_or(1e-5, |epsilon| epsilon.f));
         let mut affine = Self { scale: Vec::with_capacity(channels), shift: Vec::with_capacity(channels) };
         for channel in 0..channels {
