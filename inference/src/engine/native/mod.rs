@@ -50,7 +50,7 @@ impl Native {
         Self::load_with(onnx, threads, Isa::best())
     }
 
-    /// Compiles the network for an instruction set that this processor has.
+    /// Compiles the network for an instruction set.
     fn load_with(onnx: &Onnx, threads: usize, isa: Isa) -> Result<Self> {
         let mut graph = graph::read(onnx)?;
         fuse::fuse(&mut graph);

@@ -2,7 +2,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::super::simd::{Avx2, Avx512};
-use super::super::simd::{Isa, LANES, Portable};
+use super::super::simd::{Isa, LANES, Portable, Set};
 use super::tile::{Tile, compute};
 
 /// Computes a [`Tile`], under the promises that its formula asks.
@@ -25,12 +25,12 @@ const SECOND: usize = 2 * LANES;
 impl Kernels {
     /// Those of an instruction set.
     pub(in super::super) fn of(isa: Isa) -> &'static Self {
-        match isa {
+        match isa.set() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &AVX512,
+            Set::Avx512 => &AVX512,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &AVX2,
-            Isa::Portable => &PORTABLE,
+            Set::Avx2 => &AVX2,
+            Set::Portable => &PORTABLE,
         }
     }
 

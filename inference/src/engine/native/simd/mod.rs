@@ -42,9 +42,13 @@ pub(super) trait Simd: Copy {
     unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
 }
 
-/// An instruction set.
+/// An instruction set that this processor has: no other can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Isa {
+pub(super) struct Isa(Set);
+
+/// Any instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Set {
     /// AVX-512 F: vectors of 512 bits.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -75,13 +79,13 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             if std::arch::is_x86_feature_detected!("avx512f") {
-                present.push(Self::Avx512);
+                present.push(Self(Set::Avx512));
             }
             if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-                present.push(Self::Avx2);
+                present.push(Self(Set::Avx2));
             }
         }
-        present.push(Self::Portable);
+        present.push(Self(Set::Portable));
         present
     }
 
@@ -90,20 +94,25 @@ impl Isa {
         Self::present()[0]
     }
 
+    /// Which one it is.
+    pub(super) fn set(self) -> Set {
+        self.0
+    }
+
     /// Runs a job with these instructions.
     ///
     /// # Safety
     ///
-    /// The processor has them, as [`present`](Self::present) says; and what the job itself asks.
+    /// What the job itself asks.
     pub(super) unsafe fn dispatch<J: Job>(self, job: J) -> J::Output {
-        // SAFETY: the caller keeps both promises.
+        // SAFETY: the caller keeps the job's promises, and the processor has the instructions, else there were no such value.
         unsafe {
-            match self {
+            match self.0 {
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512 => x86::run_avx512(job),
+                Set::Avx512 => x86::run_avx512(job),
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx2 => x86::run_avx2(job),
-                Self::Portable => job.run::<Portable>(),
+                Set::Avx2 => x86::run_avx2(job),
+                Set::Portable => job.run::<Portable>(),
             }
         }
     }
@@ -111,12 +120,12 @@ impl Isa {
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+        f.pad(match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => "AVX-512",
+            Set::Avx512 => "AVX-512",
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => "AVX2",
-            Self::Portable => "portable",
+            Set::Avx2 => "AVX2",
+            Set::Portable => "portable",
         })
     }
 }
