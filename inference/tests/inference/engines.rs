@@ -3,7 +3,7 @@
 use burn_nccl_inference::{EngineChoice, EngineKind, Error, Onnx, WeightType, load, present};
 
 use crate::common::{difference, engine, options};
-use crate::testing::{Net, int, value};
+use crate::testing::{Net, int, ints, value};
 
 #[test]
 fn a_batch_gives_the_logits_of_its_images() {
@@ -153,6 +153,28 @@ fn the_next_engine_is_taken_where_one_fails_to_load_the_network() {
     let mut logits = Vec::new();
     engine.run(2, &images, &mut logits).unwrap();
     assert_eq!(logits, images);
+}
+
+#[test]
+fn a_window_that_lies_between_the_pixels_is_as_in_onnx_runtime() {
+    // Of each image one pixel, and a window of two on both sides of it.
+    let mut net = Net::new(3, 1, 1);
+    let attributes = vec![
+        ints("kernel_shape", &[2, 2]),
+        ints("dilations", &[2, 2]),
+        ints("pads", &[1, 1, 1, 1]),
+        ints("strides", &[1, 1]),
+    ];
+    let pooled = net.node("MaxPool", &["input"], attributes);
+    let output = net.node("Flatten", &[&pooled], vec![int("axis", 1)]);
+    net.output(&output, 3);
+    let onnx = Onnx::from_bytes(&net.bytes()).unwrap();
+    for kind in [EngineKind::Native, EngineKind::OnnxRuntime] {
+        let Some(mut engine) = engine(&onnx, kind, &options()) else { continue };
+        let mut logits = Vec::new();
+        engine.run(2, &net.images(2, 1, 1), &mut logits).unwrap();
+        assert_eq!(logits, [f32::MIN; 6], "{kind}");
+    }
 }
 
 #[test]

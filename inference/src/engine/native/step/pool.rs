@@ -22,6 +22,9 @@ pub(in super::super) struct GlobalAverage {
     pub(in super::super) shape: Shape,
 }
 
+/// The largest value of a window that lies on no pixel, which one with gaps can: as in ONNX Runtime.
+const LOWEST: f32 = f32::MIN;
+
 /// One row of one block of channels.
 struct Row<'a> {
     step: &'a PoolStep,
@@ -66,7 +69,7 @@ impl Job for Row<'_> {
             let columns = step.on_image(1, column, step.from.width);
             // SAFETY: the windows' places lie on the image; who makes the job gives the row of the output.
             unsafe {
-                let mut value = S::splat(if max { f32::NEG_INFINITY } else { 0. });
+                let mut value = S::splat(if max { LOWEST } else { 0. });
                 for row in rows.clone() {
                     let from = y * window.stride[0] + row * window.dilation[0] - window.before[0];
                     for at in columns.clone() {
