@@ -14,6 +14,7 @@ mod wire;
 
 pub use file::Onnx;
 pub use signature::Signature;
+pub(crate) use values::{byte_values, f16_values, f32_values};
 pub use weight_type::WeightType;
 
 use crate::Error;

@@ -42,7 +42,7 @@ pub(super) fn f32_tensor(name: String, dims: Vec<i64>, values: impl Iterator<Ite
 }
 
 /// The values of an f16 tensor in f32; none for one of another type.
-pub(super) fn f16_values(tensor: &TensorProto) -> Option<Box<dyn Iterator<Item = f32> + '_>> {
+pub(crate) fn f16_values(tensor: &TensorProto) -> Option<Box<dyn Iterator<Item = f32> + '_>> {
     if tensor.data_type != DataType::Float16 as i32 {
         return None;
     }
@@ -54,7 +54,7 @@ pub(super) fn f16_values(tensor: &TensorProto) -> Option<Box<dyn Iterator<Item =
 }
 
 /// The values of a tensor of 8 bits; none for one of another type.
-pub(super) fn byte_values(tensor: &TensorProto) -> Option<Box<dyn Iterator<Item = i32> + '_>> {
+pub(crate) fn byte_values(tensor: &TensorProto) -> Option<Box<dyn Iterator<Item = i32> + '_>> {
     let signed = match DataType::try_from(tensor.data_type) {
         Ok(DataType::Int8) => true,
         Ok(DataType::Uint8) => false,

@@ -1,8 +1,10 @@
 //! Tensors of the file, widened to f32 only when they are asked for: a network's weights are never held twice.
 
-use half::{bf16, f16};
+use half::bf16;
 use tract_onnx::pb::TensorProto;
 use tract_onnx::pb::tensor_proto::DataType;
+
+use crate::onnx::{byte_values, f16_values, f32_values};
 
 /// A tensor whose values are in the file.
 #[derive(Clone)]
@@ -153,25 +155,26 @@ fn kind(tensor: &TensorProto) -> DataType {
 
 /// The values in f32; of a type that [`count`] does not know, none.
 fn widen(tensor: &TensorProto) -> Vec<f32> {
+    if let Some(values) = f32_values(tensor) {
+        return values.into_owned();
+    }
+    if let Some(values) = f16_values(tensor) {
+        return values.collect();
+    }
+    if let Some(values) = byte_values(tensor) {
+        return values.map(|value| value as f32).collect();
+    }
     let raw = tensor.raw_data.as_slice();
     let ints = &tensor.int32_data;
     match (kind(tensor), raw.is_empty()) {
-        (DataType::Float, true) => tensor.float_data.clone(),
-        (DataType::Float, false) => words(raw, f32::from_le_bytes).collect(),
         (DataType::Double, true) => tensor.double_data.iter().map(|&value| value as f32).collect(),
         (DataType::Double, false) => words(raw, f64::from_le_bytes).map(|value| value as f32).collect(),
-        (DataType::Float16, true) => ints.iter().map(|&bits| f16::from_bits(bits as u16).to_f32()).collect(),
-        (DataType::Float16, false) => words(raw, |bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
         (DataType::Bfloat16, true) => {
             ints.iter().map(|&bits| bf16::from_bits(bits as u16).to_f32()).collect()
         }
         (DataType::Bfloat16, false) => words(raw, |bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
-        (DataType::Int8, false) => raw.iter().map(|&byte| f32::from(byte as i8)).collect(),
-        (DataType::Uint8, false) => raw.iter().map(|&byte| f32::from(byte)).collect(),
         (DataType::Int32, false) => words(raw, i32::from_le_bytes).map(|value| value as f32).collect(),
-        (DataType::Int8 | DataType::Uint8 | DataType::Int32, true) => {
-            ints.iter().map(|&value| value as f32).collect()
-        }
+        (DataType::Int32, true) => ints.iter().map(|&value| value as f32).collect(),
         (DataType::Int64, true) => tensor.int64_data.iter().map(|&value| value as f32).collect(),
         (DataType::Int64, false) => words(raw, i64::from_le_bytes).map(|value| value as f32).collect(),
         _ => Vec::new(),
