@@ -75,14 +75,7 @@ pub(super) unsafe fn compute<S: Simd, const PIXELS: usize, const BLOCKS: usize, 
     // SAFETY: the caller keeps the promises above.
     unsafe {
         let step = if STEP == 0 { tile.step } else { STEP };
-        let mut sums = [[S::splat(0.); BLOCKS]; PIXELS];
-        if !tile.bias.is_null() {
-            for sums in &mut sums {
-                for (block, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::load(tile.bias.add(block * LANES));
-                }
-            }
-        }
+        let mut sums = biases::<S, PIXELS, BLOCKS>(tile);
         let mut weights = tile.weights;
         let mut ahead = tile.ahead;
         for run in 0..tile.runs {
@@ -110,6 +103,27 @@ pub(super) unsafe fn compute<S: Simd, const PIXELS: usize, const BLOCKS: usize, 
             }
         }
         finish::<S, PIXELS, BLOCKS>(tile, &sums);
+    }
+}
+
+/// What sums begin with.
+///
+/// # Safety
+///
+/// As [`compute`].
+#[inline(always)]
+unsafe fn biases<S: Simd, const PIXELS: usize, const BLOCKS: usize>(tile: &Tile) -> [[S::V; BLOCKS]; PIXELS] {
+    // SAFETY: the caller of `compute` gives a bias for each block, or null.
+    unsafe {
+        let mut sums = [[S::splat(0.); BLOCKS]; PIXELS];
+        if !tile.bias.is_null() {
+            for sums in &mut sums {
+                for (block, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::load(tile.bias.add(block * LANES));
+                }
+            }
+        }
+        sums
     }
 }
 
