@@ -1,16 +1,13 @@
 //! Makes ONNX files of random weights.
 
 use prost::Message;
-use tract_onnx::pb::attribute_proto::AttributeType;
 use tract_onnx::pb::tensor_proto::DataType;
-use tract_onnx::pb::tensor_shape_proto::{Dimension, dimension};
-use tract_onnx::pb::type_proto::{Tensor, Value};
-use tract_onnx::pb::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
-    TypeProto, ValueInfoProto,
-};
+use tract_onnx::pb::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 
 use crate::Onnx;
+use crate::testing::{self, value};
+
+pub(super) use crate::testing::{int as int_attribute, tensor as float};
 
 /// A graph on its way to a file. Names of values are given by the operation and a number.
 pub(super) struct Builder {
@@ -34,16 +31,6 @@ pub(super) fn random(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next() as f32 / (1 << 23) as f32 - 1.).collect()
 }
 
-pub(super) fn float(name: &str, dims: &[usize], values: &[f32]) -> TensorProto {
-    TensorProto {
-        name: name.to_owned(),
-        dims: dims.iter().map(|&dim| dim as i64).collect(),
-        data_type: DataType::Float as i32,
-        raw_data: values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        ..Default::default()
-    }
-}
-
 pub(super) fn ints(name: &str, values: &[i64]) -> TensorProto {
     TensorProto {
         name: name.to_owned(),
@@ -54,26 +41,9 @@ pub(super) fn ints(name: &str, values: &[i64]) -> TensorProto {
     }
 }
 
-pub(super) fn int_attribute(name: &str, i: i64) -> AttributeProto {
-    AttributeProto { name: name.to_owned(), i, r#type: AttributeType::Int as i32, ..Default::default() }
-}
-
-pub(super) fn ints_attribute(name: &str, ints: &[usize]) -> AttributeProto {
-    let ints = ints.iter().map(|&value| value as i64).collect();
-    AttributeProto { name: name.to_owned(), ints, r#type: AttributeType::Ints as i32, ..Default::default() }
-}
-
-fn value(name: &str, sizes: &[usize]) -> ValueInfoProto {
-    let batch =
-        Dimension { value: Some(dimension::Value::DimParam("batch".to_owned())), ..Default::default() };
-    let fixed = sizes.iter().map(|&size| Dimension {
-        value: Some(dimension::Value::DimValue(size as i64)),
-        ..Default::default()
-    });
-    let shape = TensorShapeProto { dim: std::iter::once(batch).chain(fixed).collect() };
-    let tensor = Tensor { elem_type: DataType::Float as i32, shape: Some(shape) };
-    let r#type = TypeProto { value: Some(Value::TensorType(tensor)), ..Default::default() };
-    ValueInfoProto { name: name.to_owned(), r#type: Some(r#type), ..Default::default() }
+pub(super) fn ints_attribute(name: &str, sizes: &[usize]) -> AttributeProto {
+    let sizes: Vec<_> = sizes.iter().map(|&size| size as i64).collect();
+    testing::ints(name, &sizes)
 }
 
 /// A convolution.
@@ -91,7 +61,7 @@ pub(super) struct ConvCase {
 
 impl Builder {
     pub(super) fn new(channels: usize, height: usize, width: usize) -> Self {
-        let input = value("input", &[channels, height, width]);
+        let input = value("input", &[None, Some(channels), Some(height), Some(width)]);
         let graph = GraphProto { name: "test".to_owned(), input: vec![input], ..Default::default() };
         Self { graph, last: "input".to_owned(), shape: [channels, height, width], seed: 1 }
     }
@@ -214,7 +184,7 @@ impl Builder {
 
     /// The file, whose logits are the last value.
     pub(super) fn proto(mut self) -> ModelProto {
-        let output = value("logits", &[self.shape[0]]);
+        let output = value("logits", &[None, Some(self.shape[0])]);
         self.graph.output = vec![output];
         if let Some(node) = self.graph.node.last_mut() {
             node.output[0] = "logits".to_owned();
