@@ -12,8 +12,12 @@ use super::window::Window;
 use crate::random::uniform;
 use crate::{DataError, Image};
 
-/// Values of a picture that [`Transform::ResizeShorter`] makes at most; they take 64 MiB.
-const MAX_VALUES: usize = 1 << 24;
+/// How many times the shorter side the longer one may be where resizing takes more than [`MANY_VALUES`]: wider panoramas
+/// are hardly ever taken, and a picture of 1x60000 would become one of 256x15360000.
+const MAX_PROPORTION: usize = 32;
+
+/// Values that take 64 MiB.
+const MANY_VALUES: usize = 1 << 24;
 
 /// One step from a decoded image to the network's input.
 ///
@@ -119,25 +123,25 @@ impl Transform {
     /// else.
     fn size_of(&self, shape: [usize; 3]) -> Result<Option<[usize; 2]>, DataError> {
         let [channels, height, width] = shape;
-        match *self {
-            Self::Resize { height, width } => Ok(Some([height, width])),
-            Self::ResizeShorter { size } => {
-                let [new_height, new_width] = shorter_to(size, height, width);
-                // A picture of 1x60000 would become one of 256x15360000.
-                if channels.saturating_mul(new_height).saturating_mul(new_width) > MAX_VALUES {
-                    let expected = "sides that differ less";
-                    return Err(DataError::TransformShape {
-                        transform: self.name(),
-                        channels,
-                        height,
-                        width,
-                        expected,
-                    });
-                }
-                Ok(Some([new_height, new_width]))
-            }
-            _ => Ok(None),
+        let to = match *self {
+            Self::Resize { height, width } => [height, width],
+            Self::ResizeShorter { size } => shorter_to(size, height, width),
+            _ => return Ok(None),
+        };
+        // Every row is computed at its new width, and then every new row.
+        let values = channels.saturating_mul(height.max(to[0])).saturating_mul(to[1]);
+        let is_strip = height.max(width) / MAX_PROPORTION >= height.min(width);
+        if values > MANY_VALUES && is_strip {
+            let expected = "a longer side below 32 times the shorter one";
+            return Err(DataError::TransformShape {
+                transform: self.name(),
+                channels,
+                height,
+                width,
+                expected,
+            });
         }
+        Ok(Some(to))
     }
 
     /// Transforms `frame`; `spare` lends its memory and holds nothing of use afterwards.
@@ -150,8 +154,9 @@ impl Transform {
     ) -> Result<(), DataError> {
         match *self {
             Self::Resize { .. } | Self::ResizeShorter { .. } => {
-                let to = self.size_of(frame.shape())?.unwrap_or([frame.height, frame.width]);
-                resize_all(frame, to, spare, buffers);
+                if let Some(to) = self.size_of(frame.shape())? {
+                    resize_all(frame, to, spare, buffers);
+                }
             }
             Self::CenterCrop { height, width } => {
                 crop(frame, Window::center(frame, height, width), spare);
@@ -173,12 +178,7 @@ impl Transform {
             }
             Self::RandomHorizontalFlip { .. } => {}
             Self::RandomAffine { max_degrees, max_translate, min_scale, max_scale } => {
-                let affine = Affine {
-                    degrees: uniform(rng, -max_degrees, max_degrees),
-                    right: uniform(rng, -max_translate, max_translate) * frame.width as f32,
-                    down: uniform(rng, -max_translate, max_translate) * frame.height as f32,
-                    scale: uniform(rng, min_scale, max_scale),
-                };
+                let affine = Affine::random(frame, max_degrees, max_translate, [min_scale, max_scale], rng);
                 warp(frame, affine, spare);
                 std::mem::swap(frame, spare);
             }
@@ -248,12 +248,34 @@ mod tests {
         let error = apply(&shorter, &mut ramp(3, 1, 60_000), 0).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "transform resize_shorter cannot take an image of shape 3x1x60000: expected sides that differ less"
+            "transform resize_shorter cannot take an image of shape 3x1x60000: expected a longer side \
+             below 32 times the shorter one"
         );
         let image = Image { pixels: vec![0; 180_000], channels: 3, height: 60_000, width: 1, label: 0 };
         let load = |frame| shorter.load_resized(&image, frame, &mut Buffers::default());
         assert!(load(&mut Frame::default()).is_err());
         apply(&shorter, &mut ramp(3, 10, 800), 0).unwrap();
+    }
+
+    #[test]
+    fn a_photograph_is_taken_at_every_size_and_only_a_strip_is_refused() {
+        let to = |size, height, width| Transform::ResizeShorter { size }.size_of([3, height, width]).ok();
+        // 2400 is 2100 * 8 / 7, as for networks of 2100 pixels.
+        assert_eq!(to(2400, 3000, 4000), Some(Some([2400, 3200])));
+        assert_eq!(to(1170, 4000, 600), Some(Some([7800, 1170])));
+        assert_eq!(to(4096, 500, 10_000), Some(Some([4096, 81_920])));
+        assert_eq!(to(4096, 500, 16_000), None);
+        assert_eq!(to(usize::MAX, 1, usize::MAX), None);
+        let exactly = |height, width| {
+            Transform::Resize { height: 4096, width: 4096 }.size_of([3, height, width]).is_ok()
+        };
+        assert!(exactly(10_000, 500) && exactly(500, 10_000) && !exactly(16_000, 500));
+        // A PNG file of some kilobytes, whose 25 million rows would keep a thread for seconds.
+        let strip =
+            |height, width| Transform::Resize { height: 8, width: 8 }.size_of([3, height, width]).ok();
+        assert_eq!((strip(25_000_000, 1), strip(1, 25_000_000)), (None, Some(Some([8, 8]))));
+        // Small as it becomes, a strip is no burden.
+        assert_eq!(to(8, 2, 800), Some(Some([8, 3200])));
     }
 
     #[test]
