@@ -36,5 +36,38 @@ impl EngineArgs {
 
 /// What the user is told of an error of the inference library.
 pub(crate) fn inference(what: impl Into<String>, error: &Error) -> RecipeError {
-    RecipeError::from_text(what, &error.to_string())
+    RecipeError::from_text(what, &in_options(error))
+}
+
+/// The text of an error. The library speaks to programmers; who runs a recipe has options.
+pub(crate) fn in_options(error: &Error) -> String {
+    [
+        ("`EngineOptions::with_onnxruntime`", "`--onnxruntime PATH`"),
+        ("choose another engine", "choose another --engine"),
+        ("keep f32 weights", "use --weights f32"),
+    ]
+    .iter()
+    .fold(error.to_string(), |text, (name, option)| text.replace(name, option))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_nccl_inference::{EngineKind, WeightType, present};
+
+    use super::*;
+
+    #[test]
+    fn errors_of_the_library_name_options_and_nothing_of_its_interface() {
+        let options = EngineOptions::default().with_onnxruntime("/nowhere/libonnxruntime.so");
+        let absent = present(&options).into_iter().find_map(|(_, present)| present.err()).unwrap();
+        let error = inference("cannot run", &absent);
+        assert!(error.remedy.contains("(`--onnxruntime PATH`, or the variable ORT_DYLIB_PATH)"), "{error}");
+        assert!(!error.to_string().contains("::"), "{error}");
+
+        let (node, operation, reason) = ("n".into(), "Celu".into(), "r".into());
+        let unsupported = Error::Unsupported { engine: EngineKind::Native, node, operation, reason };
+        assert_eq!(inference("x", &unsupported).remedy, "choose another --engine");
+        let weights = Error::Weights { tensor: "w".into(), weights: WeightType::F16, reason: "r".into() };
+        assert_eq!(inference("x", &weights).remedy, "use --weights f32");
+    }
 }

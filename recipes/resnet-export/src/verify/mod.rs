@@ -17,7 +17,7 @@ use recipe_common::{RecipeError, Result};
 use self::rows::{BATCHES, Images, Row, run_all, table};
 use crate::burn_engine::BurnEngine;
 use crate::comparison::{self, Difference};
-use crate::engine_options::inference;
+use crate::engine_options::{in_options, inference};
 use crate::export::tolerance;
 use crate::package::{BURN_FILE, FILES, MODEL_FILE, Package, check_files, read_manifest};
 use crate::test_images::{TestImages, random_values};
@@ -88,7 +88,7 @@ fn engines(options: &Options, package: &Package) -> Result<Vec<Box<dyn Engine>>>
         match present.and_then(|()| load(&package.onnx, EngineChoice::Only(kind), &engine_options)) {
             Ok(engine) => engines.push(engine),
             Err(error @ (Error::Unavailable { .. } | Error::Unsupported { .. })) => {
-                print(&format!("without {kind}: {error}\n"))?;
+                print(&format!("without {kind}: {}\n", in_options(&error)))?;
             }
             Err(error) => return Err(inference(format!("{kind} cannot run the export"), &error)),
         }
