@@ -12,15 +12,29 @@ pub(crate) struct EngineArgs {
     /// auto takes the fastest that can run the network here: native, onnxruntime or tract.
     #[arg(long, default_value_t, value_name = "ENGINE")]
     pub(crate) engine: EngineChoice,
+    #[command(flatten)]
+    means: EngineMeans,
+}
+
+/// What an engine may use, whichever it is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct EngineMeans {
     /// Threads that compute one batch together; all processors by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// The library of ONNX Runtime, such as libonnxruntime.so.1.31.0; or a folder that has it, such as that of the pip wheel.
     #[arg(long, value_name = "PATH")]
-    pub(crate) onnxruntime: Option<PathBuf>,
+    onnxruntime: Option<PathBuf>,
 }
 
 impl EngineArgs {
+    /// The options of the engine.
+    pub(crate) fn options(&self) -> EngineOptions {
+        self.means.options()
+    }
+}
+
+impl EngineMeans {
     /// The options of the engine.
     pub(crate) fn options(&self) -> EngineOptions {
         let mut options = EngineOptions::default();
