@@ -3,6 +3,7 @@
 mod check;
 mod network;
 mod onnx;
+mod parameters;
 mod place;
 mod run_settings;
 mod staging;
