@@ -1,17 +1,16 @@
 //! Writing a bundle.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use burn_nccl_records::Manifest;
 use recipe_common::{RecipeError, Result};
 use tempfile::NamedTempFile;
 
-use super::layout::{Layout, MAX_BYTES, PARTS, program, start_mark};
+use super::layout::{Layout, PARTS, program, start_mark};
 use super::open;
-use crate::package::{LABELS_FILE, MODEL_FILE, PREPROCESS_FILE, Package, PackageBytes};
+use crate::package::{DEPLOYED, Package, PackageBytes, read_at_most};
 
 /// Writes this program, without a package that it has, and the package in `from` to `to`, in one step.
 pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
@@ -43,20 +42,12 @@ pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
 /// The files of the package, in the order of the bundle.
 fn read_parts(from: &Path) -> Result<[Vec<u8>; PARTS]> {
     let mut parts: [Vec<u8>; PARTS] = Default::default();
-    let names = [MODEL_FILE, LABELS_FILE, PREPROCESS_FILE, Manifest::FILE_NAME];
-    for ((name, max), part) in names.into_iter().zip(MAX_BYTES).zip(&mut parts) {
+    for ((name, max), part) in DEPLOYED.into_iter().zip(&mut parts) {
         let path = from.join(name);
-        let failed = |error: io::Error| {
+        *part = read_at_most(&path, max).map_err(|error| {
             let what = format!("cannot read {}", path.display());
-            RecipeError::failure(what, error.to_string(), "give --from with a folder that `export` wrote")
-        };
-        let file = File::open(&path).map_err(failed)?;
-        file.take(max + 1).read_to_end(part).map_err(failed)?;
-        if part.len() as u64 > max {
-            let what = format!("cannot bundle {}", path.display());
-            let cause = format!("it has more than {} MiB", max >> 20);
-            return Err(RecipeError::failure(what, cause, "give --from with a folder that `export` wrote"));
-        }
+            RecipeError::failure(what, error.to_string(), "give --from with the folder that export has written")
+        })?;
     }
     Ok(parts)
 }
