@@ -72,7 +72,9 @@ pub(crate) fn read_manifest(folder: &Path, names: &[&str]) -> Result<Manifest> {
             RecipeError::records(format!("cannot open {}", folder.display()), error)
         }
         Ok(_) => unusable(folder, "it is a file", GIVE_FOLDER),
-        Err(error) => RecipeError::file("open", folder, error),
+        Err(error) => {
+            RecipeError::failure(format!("cannot open {}", folder.display()), error.to_string(), GIVE_FOLDER)
+        }
     })?;
     let missing: Vec<&str> =
         names.iter().copied().filter(|name| described(&manifest, name).is_none()).collect();
@@ -83,7 +85,7 @@ pub(crate) fn read_manifest(folder: &Path, names: &[&str]) -> Result<Manifest> {
     Ok(manifest)
 }
 
-const GIVE_FOLDER: &str = "give the folder that export has written";
+const GIVE_FOLDER: &str = "give --from with the folder that export has written";
 
 /// Compares the files with the manifest, those whose name `is_meant`.
 ///
