@@ -13,10 +13,10 @@ use super::open;
 use crate::package::{DEPLOYED, Package, PackageBytes, read_at_most};
 
 /// Writes this program, without a package that it has, and the package in `from` to `to`, in one step.
-pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
-    if !replace && fs::symlink_metadata(to).is_ok() {
+pub(super) fn write(from: &Path, to: &Path, overwrite: bool) -> Result<()> {
+    if !overwrite && fs::symlink_metadata(to).is_ok() {
         let what = format!("cannot write {}", to.display());
-        return Err(RecipeError::usage(what, "the file exists", "give another name, or --replace"));
+        return Err(RecipeError::usage(what, "the file exists", "give another name, or --overwrite"));
     }
     let parts = read_parts(from)?;
     let [model, labels, preprocess, manifest] = &parts;
@@ -28,7 +28,7 @@ pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
         Some(layout) => layout.program,
         None => own.metadata().map_err(|error| RecipeError::file("read", &own_path, error))?.len(),
     };
-    let bytes = publish(own.take(own_bytes), own_bytes, &parts, to, replace)
+    let bytes = publish(own.take(own_bytes), own_bytes, &parts, to, overwrite)
         .map_err(|error| RecipeError::file("write", to, error))?;
     println!(
         "wrote {}: {:.1} MB, of which {:.1} MB are the network",
@@ -58,7 +58,7 @@ fn publish(
     own_bytes: u64,
     parts: &[Vec<u8>; PARTS],
     to: &Path,
-    replace: bool,
+    overwrite: bool,
 ) -> io::Result<u64> {
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = NamedTempFile::new_in(folder)?;
@@ -76,7 +76,7 @@ fn publish(
     file.as_file().set_permissions(Permissions::from_mode(0o755))?;
     file.as_file().sync_all()?;
     let bytes = file.as_file().metadata()?.len();
-    match replace {
+    match overwrite {
         true => file.persist(to),
         false => file.persist_noclobber(to),
     }

@@ -65,9 +65,9 @@ fn a_file_that_exists_is_kept_unless_it_is_to_be_replaced() {
     fs::write(&program, "mine").unwrap();
     let refused = bundle(&[]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("--replace"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--overwrite"), "{}", stderr(&refused));
     assert_eq!(fs::read(&program).unwrap(), b"mine");
-    assert!(bundle(&["--replace"]).status.success());
+    assert!(bundle(&["--overwrite"]).status.success());
     assert!(fs::metadata(&program).unwrap().len() > 1 << 20);
     // Nothing else is left there: the program and the picture.
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
