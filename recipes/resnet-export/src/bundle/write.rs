@@ -14,10 +14,7 @@ use crate::package::{DEPLOYED, Package, PackageBytes, read_at_most};
 
 /// Writes this program, without a package that it has, and the package in `from` to `to`, in one step.
 pub(super) fn write(from: &Path, to: &Path, overwrite: bool) -> Result<()> {
-    if !overwrite && fs::symlink_metadata(to).is_ok() {
-        let what = format!("cannot write {}", to.display());
-        return Err(RecipeError::usage(what, "the file exists", "give another name, or --overwrite"));
-    }
+    check(to, overwrite)?;
     let parts = read_parts(from)?;
     let [model, labels, preprocess, manifest] = &parts;
     let files = PackageBytes { model, labels, preprocess, manifest };
@@ -37,6 +34,26 @@ pub(super) fn write(from: &Path, to: &Path, overwrite: bool) -> Result<()> {
         parts[0].len() as f64 / 1e6
     );
     Ok(())
+}
+
+/// Refuses a name that cannot or may not be written, before all the work.
+fn check(to: &Path, overwrite: bool) -> Result<()> {
+    let refused = |cause, remedy| {
+        Err(RecipeError::usage(format!("cannot write {}", to.display()), cause, remedy))
+    };
+    match fs::symlink_metadata(to) {
+        Ok(found) if found.is_dir() => refused("it is a folder", "give --to the name of a file"),
+        Ok(_) if !overwrite => refused("the file exists", "give another name, or --overwrite"),
+        _ if to.file_name().is_none() || to.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+            refused("it does not end with the name of a file", "give --to the name of a file")
+        }
+        _ if !folder(to).is_dir() => refused("its folder does not exist", "make the folder, or give another --to"),
+        _ => Ok(()),
+    }
+}
+
+fn folder(to: &Path) -> &Path {
+    to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The files of the package, in the order of the bundle.
@@ -60,7 +77,7 @@ fn publish(
     to: &Path,
     overwrite: bool,
 ) -> io::Result<u64> {
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder(to);
     let file = NamedTempFile::new_in(folder)?;
     let mut out = BufWriter::new(file.as_file());
     let mut own = own;

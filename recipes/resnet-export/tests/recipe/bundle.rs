@@ -108,8 +108,20 @@ fn a_folder_that_is_no_export_gives_no_bundle() {
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         assert!(!to.exists());
     }
-    let nowhere = folder.path().join("none/program");
-    write(package.path(), ["a", "b", "c"]);
-    let output = run(RECIPE, &["bundle", "--from", text(package.path()), "--to", text(&nowhere)]);
-    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_refused_before_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = |name: &str| {
+        let place = folder.path().join(name);
+        // There is no export either, which would be told if it were looked at first.
+        let output = run(RECIPE, &["bundle", "--from", "none", "--overwrite", "--to", text(&place)]);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output).to_owned()
+    };
+    assert!(to("").contains("it is a folder"));
+    assert!(to("none/program").contains("its folder does not exist"));
+    assert!(to("program/").contains("it does not end with the name of a file"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
