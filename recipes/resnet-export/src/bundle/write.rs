@@ -38,16 +38,17 @@ pub(super) fn write(from: &Path, to: &Path, overwrite: bool) -> Result<()> {
 
 /// Refuses a name that cannot or may not be written, before all the work.
 fn check(to: &Path, overwrite: bool) -> Result<()> {
-    let refused = |cause, remedy| {
-        Err(RecipeError::usage(format!("cannot write {}", to.display()), cause, remedy))
-    };
+    let refused =
+        |cause, remedy| Err(RecipeError::usage(format!("cannot write {}", to.display()), cause, remedy));
     match fs::symlink_metadata(to) {
         Ok(found) if found.is_dir() => refused("it is a folder", "give --to the name of a file"),
         Ok(_) if !overwrite => refused("the file exists", "give another name, or --overwrite"),
         _ if to.file_name().is_none() || to.as_os_str().as_encoded_bytes().ends_with(b"/") => {
             refused("it does not end with the name of a file", "give --to the name of a file")
         }
-        _ if !folder(to).is_dir() => refused("its folder does not exist", "make the folder, or give another --to"),
+        _ if !folder(to).is_dir() => {
+            refused("its folder does not exist", "make the folder, or give another --to")
+        }
         _ => Ok(()),
     }
 }
@@ -63,7 +64,11 @@ fn read_parts(from: &Path) -> Result<[Vec<u8>; PARTS]> {
         let path = from.join(name);
         *part = read_at_most(&path, max).map_err(|error| {
             let what = format!("cannot read {}", path.display());
-            RecipeError::failure(what, error.to_string(), "give --from with the folder that export has written")
+            RecipeError::failure(
+                what,
+                error.to_string(),
+                "give --from with the folder that export has written",
+            )
         })?;
     }
     Ok(parts)

@@ -77,6 +77,7 @@ pub(crate) fn tolerance(text: &str) -> Result<f64, String> {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let found = network::find(&options.from, &options.network)?;
     let surroundings = Surroundings::find(&options.data, &found.run, &found.config)?;
+    staging::clean(&options.to);
     staging::check(&options.to, options.overwrite)?;
     let network = found.load()?;
     let Found { config, .. } = found;

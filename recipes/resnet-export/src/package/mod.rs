@@ -11,11 +11,11 @@ use burn_nccl_records::Manifest;
 use recipe_common::{RecipeError, Result};
 use serde::{Deserialize, Serialize};
 
-use self::files::{described, is_as_described, read_described};
 pub(crate) use self::files::{
     BURN_FILE, DEPLOYED, FILES, LABELS_FILE, MODEL_FILE, PREPROCESS_FILE, WEIGHTS_FILE, check_files,
     read_at_most, read_manifest,
 };
+use self::files::{described, is_as_described, read_described};
 pub(crate) use self::labels::{parse_labels, write_labels};
 pub(crate) use self::preprocess::{MAX_SIDE, Preprocess};
 

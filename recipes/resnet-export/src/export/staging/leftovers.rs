@@ -5,12 +5,18 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::is_ours;
+use super::rename::rename_new;
 
 pub(super) fn lock_of(folder: &Path) -> PathBuf {
     with_suffix(folder, ".lock")
 }
 
-pub(super) fn with_suffix(folder: &Path, suffix: &str) -> PathBuf {
+/// Where an old export is while a new one takes its name, on systems that cannot exchange two names.
+pub(super) fn aside_of(folder: &Path) -> PathBuf {
+    with_suffix(folder, ".old")
+}
+
+fn with_suffix(folder: &Path, suffix: &str) -> PathBuf {
     let mut name = folder.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -45,7 +51,8 @@ fn prefix(destination: &Path) -> String {
     format!(".{}.", destination.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Removes what killed writers have left. Whatever fails here fails nothing.
+/// Removes what killed writers have left, and gives an export its name back that one of them had set aside. Whatever fails
+/// here fails nothing.
 pub(super) fn sweep(parent: &Path, destination: &Path) {
     let prefix = prefix(destination);
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -58,9 +65,24 @@ pub(super) fn sweep(parent: &Path, destination: &Path) {
         if let Some(lock) = lock
             && lock.try_lock().is_ok()
         {
-            remove(&entry.path().with_extension(""));
-            let _ = fs::remove_file(entry.path());
+            let folder = entry.path().with_extension("");
+            restore(&aside_of(&folder), destination);
+            remove(&folder);
+            // As long as something is left, the next writer tries again.
+            if !aside_of(&folder).exists() {
+                let _ = fs::remove_file(entry.path());
+            }
         }
+    }
+}
+
+/// An old export that stepped aside belongs under its name, unless a new one has it already.
+fn restore(aside: &Path, destination: &Path) {
+    if fs::symlink_metadata(destination).is_ok() {
+        remove(aside);
+    } else {
+        // Most often there is none.
+        let _ = rename_new(aside, destination);
     }
 }
 

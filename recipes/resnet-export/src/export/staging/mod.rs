@@ -11,19 +11,26 @@ use std::path::{Path, PathBuf};
 use burn_nccl_records::Manifest;
 use recipe_common::{RecipeError, Result};
 
-use self::leftovers::{claim, lock_of, remove, sweep, with_suffix};
+use self::leftovers::{aside_of, claim, lock_of, remove, sweep};
 use self::rename::{exchange, is_unsupported, rename_new};
 use crate::package::FILES;
 
 /// A folder under a hidden name beside the one that it will be; removed unless it is published.
 ///
-/// A file beside it is locked for as long as its writer lives. Whoever next writes the same destination removes those whose
-/// lock is free, which a kill has left behind.
+/// A file beside it is locked for as long as its writer lives. Whoever next writes the same destination [cleans](clean) up
+/// behind those whose lock is free, which a kill has left.
 pub(super) struct Staging {
     path: PathBuf,
     destination: PathBuf,
     overwrite: bool,
     _lock: File,
+}
+
+/// Puts right what killed writers of the same destination have left beside it; what they had set aside has its name again.
+pub(super) fn clean(destination: &Path) {
+    if destination.file_name().is_some() {
+        sweep(parent(destination), destination);
+    }
 }
 
 /// Refuses a destination that cannot or may not be written, before anything is.
@@ -73,12 +80,11 @@ fn foreign_entry(folder: &Path) -> io::Result<Option<OsString>> {
 }
 
 impl Staging {
-    /// Creates the folder, after it has removed what killed writers of the same destination have left.
+    /// Creates the folder.
     pub(super) fn create(destination: &Path, overwrite: bool) -> Result<Self> {
         let failed = |error| RecipeError::file("create", destination, error);
         let parent = parent(destination);
         fs::create_dir_all(parent).map_err(failed)?;
-        sweep(parent, destination);
         let (path, lock) = claim(parent, destination).map_err(failed)?;
         Ok(Self { path, destination: destination.into(), overwrite, _lock: lock })
     }
@@ -119,10 +125,10 @@ impl Staging {
         }
     }
 
-    /// The old folder steps aside for a moment, and comes back where the new one cannot take its name. A kill then leaves both
-    /// under hidden names.
+    /// The old folder steps aside for a moment, and comes back where the new one cannot take its name. After a kill the next
+    /// writer brings it back.
     fn rename_aside(&self) -> io::Result<()> {
-        let aside = with_suffix(&self.path, ".old");
+        let aside = aside_of(&self.path);
         fs::rename(&self.destination, &aside)?;
         match rename_new(&self.path, &self.destination) {
             Ok(()) => fs::rename(&aside, &self.path),
@@ -138,7 +144,10 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // Of an old export that has been replaced, too: a failure here costs space, and the next writer tries again.
         remove(&self.path);
-        let _ = fs::remove_file(lock_of(&self.path));
+        // By the lock the next writer finds an old export that could not be given its name back.
+        if !aside_of(&self.path).exists() {
+            let _ = fs::remove_file(lock_of(&self.path));
+        }
     }
 }
 
