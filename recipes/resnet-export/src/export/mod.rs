@@ -75,10 +75,12 @@ pub(crate) fn tolerance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    // With a `/` at its end the name of a link would mean what is behind it, and that cannot be replaced by name.
+    let to: PathBuf = options.to.components().collect();
     let found = network::find(&options.from, &options.network)?;
     let surroundings = Surroundings::find(&options.data, &found.run, &found.config)?;
-    staging::clean(&options.to);
-    staging::check(&options.to, options.overwrite)?;
+    staging::clean(&to);
+    staging::check(&to, options.overwrite)?;
     let network = found.load()?;
     let Found { config, .. } = found;
     print(&format!(
@@ -89,7 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         config.num_classes,
         network.parameters_count() as f64 / 1e6
     ))?;
-    let staging = Staging::create(&options.to, options.overwrite)?;
+    let staging = Staging::create(&to, options.overwrite)?;
     let manifest = write(options, &config, network, &surroundings, &staging)?;
     staging.publish()?;
     let sizes: Vec<_> =

@@ -118,6 +118,13 @@ fn an_export_is_replaced_only_when_that_is_asked_for_and_nothing_else_ever() {
     assert_eq!(fs::read_to_string(path.join("out/notes.txt")).unwrap(), "mine");
     let [_, cause, _] = refuses(path, &EXPORT.replace("--to out", "--to model.bpk --overwrite"), 2);
     assert_eq!(cause, "it is a file or a link");
+    fs::remove_file(path.join("out/notes.txt")).unwrap();
+    std::os::unix::fs::symlink("out", path.join("link")).unwrap();
+    for link in ["link", "link/", "link/."] {
+        let [_, cause, _] =
+            refuses(path, &EXPORT.replace("--to out", &format!("--to {link} --overwrite")), 2);
+        assert_eq!(cause, "it is a file or a link", "{link}");
+    }
     let [_, cause, _] = refuses(path, &EXPORT.replace("--to out", "--to .. --overwrite"), 2);
     assert!(cause.contains("name of a folder"), "{cause}");
 }
