@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// The folder of an export.
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// How many threads compute, one column of figures each.
+    /// How many threads compute: each engine has a row for each number.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
