@@ -12,7 +12,8 @@ use tempfile::TempDir;
 use crate::comparison;
 use crate::package::Package;
 
-/// The network of the article's table and its images.
+/// Where no export is given: the network and the size of images that PyTorch, TorchScript and ONNX Runtime are most often
+/// compared on.
 const DEPTH: Depth = Depth::ResNet50;
 const CLASSES: usize = 1000;
 const IMAGE_SIZE: usize = 224;
