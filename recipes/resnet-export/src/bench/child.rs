@@ -1,6 +1,6 @@
 //! A process that runs one engine, and does nothing until it is told to.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -11,9 +11,13 @@ use tempfile::NamedTempFile;
 
 use super::peer;
 use super::side::Side;
+use crate::child_process::next_line;
 
 /// How long an engine may take to load, and an order beyond its own duration.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+/// An answer: some millions of durations.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// What an engine said of itself when it was ready.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -41,7 +45,7 @@ pub(super) struct Measured {
 pub(super) struct Child {
     process: std::process::Child,
     orders: ChildStdin,
-    answers: Receiver<String>,
+    answers: Receiver<io::Result<String>>,
     pub(super) ready: Ready,
     _script: NamedTempFile,
 }
@@ -72,8 +76,10 @@ impl Child {
         let (send, answers) = sync_channel(1);
         // Ends with the pipe, which ends with the process.
         std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if send.send(line).is_err() {
+            let mut output = BufReader::new(output);
+            while let Some(line) = next_line(&mut output, MAX_ANSWER_BYTES).transpose() {
+                let is_last = line.is_err();
+                if send.send(line).is_err() || is_last {
                     return;
                 }
             }
@@ -111,10 +117,11 @@ impl Child {
     }
 
     fn line(&mut self, limit: Duration) -> Result<String, String> {
-        self.answers.recv_timeout(limit).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("no answer within {limit:.0?}"),
-            RecvTimeoutError::Disconnected => "its process ended without an answer".to_owned(),
-        })
+        match self.answers.recv_timeout(limit) {
+            Ok(line) => line.map_err(|error| format!("its answer cannot be read: {error}")),
+            Err(RecvTimeoutError::Timeout) => Err(format!("no answer within {limit:.0?}")),
+            Err(RecvTimeoutError::Disconnected) => Err("its process ended without an answer".to_owned()),
+        }
     }
 }
 
@@ -126,7 +133,7 @@ impl Drop for Child {
     }
 }
 
-fn spawn(command: &mut Command) -> std::io::Result<std::process::Child> {
+fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
 }
 

@@ -81,6 +81,7 @@ fn a_peer_that_computes_something_else_or_dies_is_named_and_not_compared() {
         ("echo '{\"logits\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}'", "of the largest one away from Burn's"),
         ("echo '{\"error\": \"no luck\"}'", "no luck"),
         ("echo hello", "it answered `hello`"),
+        ("head -c 70000000 /dev/zero | tr '\\0' x; exec sleep 100", "a line of more than 67108864 bytes"),
         ("exit 3", "its process ended without an answer"),
     ];
     for (answer, expected) in cases {
