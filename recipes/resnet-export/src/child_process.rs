@@ -57,6 +57,22 @@ pub(crate) fn next_line(output: &mut impl BufRead, max: u64) -> io::Result<Optio
     Ok(Some(String::from_utf8_lossy(&line).into_owned()))
 }
 
+/// Reads to the end and returns the last line that is not blank, at most `max` bytes of it.
+pub(crate) fn last_line(output: &mut impl BufRead, max: u64) -> String {
+    let mut last = Vec::new();
+    let mut starts = true;
+    loop {
+        let mut part = Vec::new();
+        match output.by_ref().take(max).read_until(b'\n', &mut part) {
+            Ok(0) | Err(_) => return String::from_utf8_lossy(&last).trim().to_owned(),
+            // Of a longer line the beginning is kept.
+            Ok(_) if starts && !part.trim_ascii().is_empty() => last.clone_from(&part),
+            Ok(_) => {}
+        }
+        starts = part.ends_with(b"\n");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -88,6 +104,14 @@ mod tests {
         let mut output = b"four".as_slice();
         assert_eq!(next_line(&mut output, 4).unwrap().as_deref(), Some("four"));
         assert_eq!(next_line(&mut output, 4).unwrap(), None);
+    }
+
+    #[test]
+    fn the_last_line_that_is_not_blank_is_kept_and_not_more_of_it_than_is_wanted() {
+        let last = |text: &str| last_line(&mut text.as_bytes(), 8);
+        assert_eq!(last("Traceback:\n  x\nError: y\n\n  \n"), "Error: y");
+        assert_eq!(last("first\nlonger than that"), "longer t");
+        assert_eq!([last(""), last("\n"), last("é")], ["", "", "é"]);
     }
 
     #[test]
