@@ -45,8 +45,11 @@ impl Layout {
         let failed = |error: std::io::Error| RecipeError::file("read", path, error);
         let size = file.metadata().map_err(failed)?.len();
         let mut trailer = [0; TRAILER_BYTES];
-        let Some(trailer_at) = size.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
-        file.read_exact_at(&mut trailer, trailer_at).map_err(failed)?;
+        let trailer_at = size.saturating_sub(TRAILER_BYTES as u64);
+        // What is shorter has no mark at its end, and may be the beginning of a bundle all the same.
+        if size >= TRAILER_BYTES as u64 {
+            file.read_exact_at(&mut trailer, trailer_at).map_err(failed)?;
+        }
         let (lengths, rest) = trailer.split_at(LENGTHS_BYTES);
         let (sha256, mark) = rest.split_at(HASH_BYTES);
         if mark != END_MARK {
