@@ -8,6 +8,7 @@ use recipe_common::command_line;
 mod bench;
 mod bundle;
 mod burn_engine;
+mod child_process;
 mod classifier;
 mod classify;
 mod comparison;

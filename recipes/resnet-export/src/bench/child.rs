@@ -1,6 +1,6 @@
 //! A process that runs one engine, and does nothing until it is told to.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -11,9 +11,15 @@ use tempfile::NamedTempFile;
 
 use super::peer;
 use super::side::Side;
+use crate::child_process::{last_line, next_line};
 
 /// How long an engine may take to load, and an order beyond its own duration.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+/// An answer: some millions of durations.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
+/// What of a message is shown.
+const MAX_MESSAGE_BYTES: u64 = 400;
 
 /// What an engine said of itself when it was ready.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -41,7 +47,9 @@ pub(super) struct Measured {
 pub(super) struct Child {
     process: std::process::Child,
     orders: ChildStdin,
-    answers: Receiver<String>,
+    answers: Receiver<io::Result<String>>,
+    /// The last line of its messages, once it has ended.
+    message: Receiver<String>,
     pub(super) ready: Ready,
     _script: NamedTempFile,
 }
@@ -67,18 +75,23 @@ impl Child {
         let mut process = command
             .and_then(|mut command| spawn(&mut command))
             .map_err(|error| format!("its process cannot be started: {error}"))?;
-        let (orders, output) = (process.stdin.take(), process.stdout.take());
-        let (Some(orders), Some(output)) = (orders, output) else { unreachable!("both are pipes") };
+        let pipes = (process.stdin.take(), process.stdout.take(), process.stderr.take());
+        let (Some(orders), Some(output), Some(messages)) = pipes else { unreachable!("all are pipes") };
         let (send, answers) = sync_channel(1);
         // Ends with the pipe, which ends with the process.
         std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if send.send(line).is_err() {
+            let mut output = BufReader::new(output);
+            while let Some(line) = next_line(&mut output, MAX_ANSWER_BYTES).transpose() {
+                let is_last = line.is_err();
+                if send.send(line).is_err() || is_last {
                     return;
                 }
             }
         });
-        let mut child = Self { process, orders, answers, ready: Ready::default(), _script: script };
+        let (send, message) = sync_channel(1);
+        std::thread::spawn(move || send.send(last_line(&mut BufReader::new(messages), MAX_MESSAGE_BYTES)));
+        let ready = Ready::default();
+        let mut child = Self { process, orders, answers, message, ready, _script: script };
         let line = child.line(PATIENCE)?;
         child.ready = serde_json::from_str(&line).map_err(|_| refusal(&line))?;
         Ok(child)
@@ -101,7 +114,8 @@ impl Child {
     }
 
     fn ask(&mut self, order: &str, duration: Duration) -> Result<Answer, String> {
-        writeln!(self.orders, "{order}").map_err(|error| format!("its process has ended: {error}"))?;
+        // It fails where the process has ended, which is told below.
+        let _ = writeln!(self.orders, "{order}");
         let line = self.line(duration + PATIENCE)?;
         let answer: Answer = serde_json::from_str(&line).map_err(|_| refusal(&line))?;
         match answer.error {
@@ -111,10 +125,19 @@ impl Child {
     }
 
     fn line(&mut self, limit: Duration) -> Result<String, String> {
-        self.answers.recv_timeout(limit).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("no answer within {limit:.0?}"),
-            RecvTimeoutError::Disconnected => "its process ended without an answer".to_owned(),
-        })
+        match self.answers.recv_timeout(limit) {
+            Ok(line) => line.map_err(|error| format!("its answer cannot be read: {error}")),
+            Err(RecvTimeoutError::Timeout) => Err(format!("no answer within {limit:.0?}")),
+            Err(RecvTimeoutError::Disconnected) => Err(self.last_words()),
+        }
+    }
+
+    /// Why there is no answer, as far as it has said so. (Its messages end with it, unless others have got them from it.)
+    fn last_words(&self) -> String {
+        let message = self.message.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
+        let message: String = message.chars().filter(|c| !c.is_control()).collect();
+        let separator = if message.is_empty() { "" } else { ": " };
+        format!("its process ended without an answer{separator}{message}")
     }
 }
 
@@ -126,8 +149,8 @@ impl Drop for Child {
     }
 }
 
-fn spawn(command: &mut Command) -> std::io::Result<std::process::Child> {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
 }
 
 /// What a line says that is not the answer.

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// The folder of an export.
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// How many threads compute, one column of figures each.
+    /// How many threads compute: each engine has a row for each number.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
@@ -104,13 +104,14 @@ fn start(sides: &[Side], folder: &Path, results: &mut Results) -> Result<Vec<(Si
 
 /// Refuses to compare what does not compute the same.
 fn agree(children: &mut [(Side, Child, Measured)], tolerance: f64) -> Result<()> {
-    let mut reference: Option<Vec<f32>> = None;
+    let mut reference: Option<(&Side, Vec<f32>)> = None;
     for (side, child, _) in children {
+        let side: &Side = side;
         let logits = child.logits().map_err(|reason| failed(side, &reason))?;
-        let reference = reference.get_or_insert_with(|| logits.clone());
+        let (first, reference) = reference.get_or_insert_with(|| (side, logits.clone()));
         let apart = Difference::of(reference, &logits, logits.len()).relative();
         if apart > tolerance {
-            let reason = format!("its logits are {apart:.1e} of the largest one away from Burn's");
+            let reason = format!("its logits are {apart:.1e} of the largest one away from those of {first}");
             return Err(failed(side, &reason));
         }
     }

@@ -6,7 +6,7 @@ use tempfile::NamedTempFile;
 
 pub(super) const ONNXRUNTIME: &str = "onnxruntime";
 
-/// Those of the article's table.
+/// What a network is run by from Python: ONNX Runtime, PyTorch itself, and PyTorch's compiled form, TorchScript.
 pub(super) const PROGRAMS: [&str; 3] = [ONNXRUNTIME, "torch", "torchscript"];
 
 /// The script that speaks as `bench-worker` does, in a file for as long as this lives.

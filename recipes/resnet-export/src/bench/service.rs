@@ -1,7 +1,7 @@
 //! The HTTP service under load, beside its engine without it.
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child as Process, Command, Stdio};
@@ -21,9 +21,12 @@ use super::load::{self, LoadReport};
 use super::results::quantile;
 use super::side::Side;
 use super::subject::Subject;
+use crate::child_process::next_line;
 
 /// How long the service may take to load its network.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// What it says when it is ready.
+const MAX_LINE_BYTES: u64 = 64 << 10;
 /// Twice the requests that the service lets wait.
 const TOO_MANY: usize = 64;
 const REMEDY: &str = "start recipe-resnet-export serve by hand to see why";
@@ -118,7 +121,8 @@ impl Server {
         let (send, line) = sync_channel(1);
         // Ends with the pipe, which ends with the process.
         std::thread::spawn(move || {
-            let first = output.and_then(|output| BufReader::new(output).lines().next()?.ok());
+            let first =
+                output.and_then(|output| next_line(&mut BufReader::new(output), MAX_LINE_BYTES).ok()?);
             let _ = send.send(first.unwrap_or_default());
         });
         let line =

@@ -1,7 +1,9 @@
 //! The network that is measured.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use burn_nccl_models::{Depth, ResNetConfig};
 use burn_nccl_records::{Architecture, SaveOptions, save_model};
@@ -9,13 +11,18 @@ use recipe_common::device::DeviceChoice;
 use recipe_common::{RecipeError, Result};
 use tempfile::TempDir;
 
+use crate::child_process::{tail, wait};
 use crate::comparison;
 use crate::package::Package;
 
-/// The network of the article's table and its images.
+/// Where no export is given: the network and the size of images that PyTorch, TorchScript and ONNX Runtime are most often
+/// compared on.
 const DEPTH: Depth = Depth::ResNet50;
 const CLASSES: usize = 1000;
 const IMAGE_SIZE: usize = 224;
+
+/// How long its export may take.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An export: the user's, or one made for the measurement and removed with this value.
 pub(super) struct Subject {
@@ -84,11 +91,15 @@ fn make(folder: &Path) -> Result<PathBuf> {
     let mut command = Command::new(program);
     command.args(["export", "--image-size", &IMAGE_SIZE.to_string()]);
     command.arg("--from").arg(&model).arg("--labels").arg(&labels).arg("--to").arg(&export);
-    let output = command.stdin(Stdio::null()).output().map_err(|error| no_sample(error.to_string()))?;
-    if !output.status.success() {
-        return Err(no_sample(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")));
+    let messages = folder.join("messages.txt");
+    let file = File::create(&messages).map_err(|error| RecipeError::file("write", &messages, error))?;
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn();
+    let status = child.and_then(|mut child| wait(&mut child, PATIENCE));
+    match status.map_err(|error| no_sample(error.to_string()))? {
+        Some(status) if status.success() => Ok(export),
+        Some(_) => Err(no_sample(tail(&messages).trim().replace('\n', "; "))),
+        None => Err(no_sample(format!("its export did not end within {PATIENCE:.0?}"))),
     }
-    Ok(export)
 }
 
 fn no_sample(reason: String) -> RecipeError {

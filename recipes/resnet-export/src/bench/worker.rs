@@ -86,7 +86,12 @@ fn engine(options: &Options) -> Result<(Box<dyn Engine>, usize)> {
     let package = Package::open(&options.from)?;
     let image = package.onnx.signature().image_values();
     let engine: Box<dyn Engine> = match options.engine {
-        None => Box::new(BurnEngine::open(&options.from.join(BURN_FILE), package.preprocess.input)?),
+        None => {
+            let input = package.preprocess.input;
+            // Not to count as memory that Burn needs.
+            drop(package);
+            Box::new(BurnEngine::open(&options.from.join(BURN_FILE), input)?)
+        }
         Some(choice) => {
             let mut engine_options = EngineOptions::default().with_threads(options.threads);
             engine_options.onnxruntime = options.onnxruntime.clone();

@@ -16,15 +16,14 @@ use recipe_common::{RecipeError, Result};
 use sha2::{Digest, Sha256};
 
 use super::{damaged, open};
+use crate::package::DEPLOYED;
 
-pub(super) const PARTS: usize = 4;
+pub(super) const PARTS: usize = DEPLOYED.len();
 const LENGTHS_BYTES: usize = 8 * PARTS;
 const HASH_BYTES: usize = 32;
 const TRAILER_BYTES: usize = LENGTHS_BYTES + HASH_BYTES + MARK_BYTES;
 const MARK_BYTES: usize = 16;
 const END_MARK: [u8; MARK_BYTES] = *b"burn-nccl bundle";
-/// What each part takes at most: the model, and three small texts.
-pub(super) const MAX_BYTES: [u64; PARTS] = [2 << 30, 16 << 20, 16 << 20, 16 << 20];
 
 /// The parts of a program that has a package.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +45,11 @@ impl Layout {
         let failed = |error: std::io::Error| RecipeError::file("read", path, error);
         let size = file.metadata().map_err(failed)?.len();
         let mut trailer = [0; TRAILER_BYTES];
-        let Some(trailer_at) = size.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
-        file.read_exact_at(&mut trailer, trailer_at).map_err(failed)?;
+        let trailer_at = size.saturating_sub(TRAILER_BYTES as u64);
+        // What is shorter has no mark at its end, and may be the beginning of a bundle all the same.
+        if size >= TRAILER_BYTES as u64 {
+            file.read_exact_at(&mut trailer, trailer_at).map_err(failed)?;
+        }
         let (lengths, rest) = trailer.split_at(LENGTHS_BYTES);
         let (sha256, mark) = rest.split_at(HASH_BYTES);
         if mark != END_MARK {
@@ -67,7 +69,7 @@ impl Layout {
             damaged(path, "the lengths of its files do not fit the program: bytes are missing or too many")
         };
         let mut program = trailer_at.checked_sub(MARK_BYTES as u64).ok_or_else(altered)?;
-        for (length, max) in lengths.iter().zip(MAX_BYTES) {
+        for (length, (_, max)) in lengths.iter().zip(DEPLOYED) {
             program = program.checked_sub(*length).filter(|_| *length <= max).ok_or_else(altered)?;
         }
         let mut mark = [0; MARK_BYTES];

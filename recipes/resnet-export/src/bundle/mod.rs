@@ -24,11 +24,11 @@ pub(crate) struct Options {
     to: PathBuf,
     /// Write it in place of a file of that name.
     #[arg(long)]
-    replace: bool,
+    overwrite: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    write::write(&options.from, &options.to, options.replace)
+    write::write(&options.from, &options.to, options.overwrite)
 }
 
 /// Opens the folder, or the package within this program where there is none.

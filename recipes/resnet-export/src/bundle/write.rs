@@ -1,24 +1,20 @@
 //! Writing a bundle.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use burn_nccl_records::Manifest;
 use recipe_common::{RecipeError, Result};
 use tempfile::NamedTempFile;
 
-use super::layout::{Layout, MAX_BYTES, PARTS, program, start_mark};
+use super::layout::{Layout, PARTS, program, start_mark};
 use super::open;
-use crate::package::{LABELS_FILE, MODEL_FILE, PREPROCESS_FILE, Package, PackageBytes};
+use crate::package::{DEPLOYED, Package, PackageBytes, read_at_most};
 
 /// Writes this program, without a package that it has, and the package in `from` to `to`, in one step.
-pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
-    if !replace && fs::symlink_metadata(to).is_ok() {
-        let what = format!("cannot write {}", to.display());
-        return Err(RecipeError::usage(what, "the file exists", "give another name, or --replace"));
-    }
+pub(super) fn write(from: &Path, to: &Path, overwrite: bool) -> Result<()> {
+    check(to, overwrite)?;
     let parts = read_parts(from)?;
     let [model, labels, preprocess, manifest] = &parts;
     let files = PackageBytes { model, labels, preprocess, manifest };
@@ -29,7 +25,7 @@ pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
         Some(layout) => layout.program,
         None => own.metadata().map_err(|error| RecipeError::file("read", &own_path, error))?.len(),
     };
-    let bytes = publish(own.take(own_bytes), own_bytes, &parts, to, replace)
+    let bytes = publish(own.take(own_bytes), own_bytes, &parts, to, overwrite)
         .map_err(|error| RecipeError::file("write", to, error))?;
     println!(
         "wrote {}: {:.1} MB, of which {:.1} MB are the network",
@@ -40,23 +36,40 @@ pub(super) fn write(from: &Path, to: &Path, replace: bool) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a name that cannot or may not be written, before all the work.
+fn check(to: &Path, overwrite: bool) -> Result<()> {
+    let refused =
+        |cause, remedy| Err(RecipeError::usage(format!("cannot write {}", to.display()), cause, remedy));
+    match fs::symlink_metadata(to) {
+        Ok(found) if found.is_dir() => refused("it is a folder", "give --to the name of a file"),
+        Ok(_) if !overwrite => refused("the file exists", "give another name, or --overwrite"),
+        _ if to.file_name().is_none() || to.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+            refused("it does not end with the name of a file", "give --to the name of a file")
+        }
+        _ if !folder(to).is_dir() => {
+            refused("its folder does not exist", "make the folder, or give another --to")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn folder(to: &Path) -> &Path {
+    to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// The files of the package, in the order of the bundle.
 fn read_parts(from: &Path) -> Result<[Vec<u8>; PARTS]> {
     let mut parts: [Vec<u8>; PARTS] = Default::default();
-    let names = [MODEL_FILE, LABELS_FILE, PREPROCESS_FILE, Manifest::FILE_NAME];
-    for ((name, max), part) in names.into_iter().zip(MAX_BYTES).zip(&mut parts) {
+    for ((name, max), part) in DEPLOYED.into_iter().zip(&mut parts) {
         let path = from.join(name);
-        let failed = |error: io::Error| {
+        *part = read_at_most(&path, max).map_err(|error| {
             let what = format!("cannot read {}", path.display());
-            RecipeError::failure(what, error.to_string(), "give --from with a folder that `export` wrote")
-        };
-        let file = File::open(&path).map_err(failed)?;
-        file.take(max + 1).read_to_end(part).map_err(failed)?;
-        if part.len() as u64 > max {
-            let what = format!("cannot bundle {}", path.display());
-            let cause = format!("it has more than {} MiB", max >> 20);
-            return Err(RecipeError::failure(what, cause, "give --from with a folder that `export` wrote"));
-        }
+            RecipeError::failure(
+                what,
+                error.to_string(),
+                "give --from with the folder that export has written",
+            )
+        })?;
     }
     Ok(parts)
 }
@@ -67,9 +80,9 @@ fn publish(
     own_bytes: u64,
     parts: &[Vec<u8>; PARTS],
     to: &Path,
-    replace: bool,
+    overwrite: bool,
 ) -> io::Result<u64> {
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder(to);
     let file = NamedTempFile::new_in(folder)?;
     let mut out = BufWriter::new(file.as_file());
     let mut own = own;
@@ -85,7 +98,7 @@ fn publish(
     file.as_file().set_permissions(Permissions::from_mode(0o755))?;
     file.as_file().sync_all()?;
     let bytes = file.as_file().metadata()?.len();
-    match replace {
+    match overwrite {
         true => file.persist(to),
         false => file.persist_noclobber(to),
     }

@@ -3,6 +3,7 @@
 mod check;
 mod network;
 mod onnx;
+mod parameters;
 mod place;
 mod run_settings;
 mod staging;
@@ -65,18 +66,21 @@ pub(crate) struct Options {
     engine: EngineArgs,
 }
 
-/// Reads a tolerance.
+/// Reads a tolerance. An infinite one would allow logits that are no numbers.
 pub(crate) fn tolerance(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
-        .filter(|value: &f64| *value >= 0.0)
-        .ok_or_else(|| "use a number of at least 0".to_owned())
+        .filter(|value: &f64| *value >= 0.0 && value.is_finite())
+        .ok_or_else(|| "use a finite number of at least 0".to_owned())
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    // With a `/` at its end the name of a link would mean what is behind it, and that cannot be replaced by name.
+    let to: PathBuf = options.to.components().collect();
     let found = network::find(&options.from, &options.network)?;
     let surroundings = Surroundings::find(&options.data, &found.run, &found.config)?;
-    staging::check(&options.to, options.overwrite)?;
+    staging::clean(&to);
+    staging::check(&to, options.overwrite)?;
     let network = found.load()?;
     let Found { config, .. } = found;
     print(&format!(
@@ -87,7 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         config.num_classes,
         network.parameters_count() as f64 / 1e6
     ))?;
-    let staging = Staging::create(&options.to, options.overwrite)?;
+    let staging = Staging::create(&to, options.overwrite)?;
     let manifest = write(options, &config, network, &surroundings, &staging)?;
     staging.publish()?;
     let sizes: Vec<_> =
@@ -204,5 +208,19 @@ fn size(bytes: u64) -> String {
         ..1000 => format!("{bytes} B"),
         1000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
         _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tolerance_is_a_finite_number_of_at_least_0() {
+        assert_eq!([tolerance("0"), tolerance("1e-4")], [Ok(0.0), Ok(1e-4)]);
+        // The last one is more than a number of 64 bits can tell.
+        for text in ["inf", "infinity", "+inf", "NaN", "-1", "-inf", "", "much", "1e999"] {
+            assert!(tolerance(text).is_err(), "{text}");
+        }
     }
 }

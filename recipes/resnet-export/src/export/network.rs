@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use burn_nccl_models::{Depth, ResNet, ResNetConfig, Stem};
 use burn_nccl_records::{Architecture, Error, LoadDType, LoadOptions, OpenOptions, Source, load_source};
@@ -10,6 +10,7 @@ use clap::Args;
 use recipe_common::device::DeviceChoice;
 use recipe_common::{RecipeError, Result};
 
+use super::parameters::{Look, visit};
 use super::run_settings::RunSettings;
 
 /// Height and width of the ImageNet stem's kernel.
@@ -138,27 +139,16 @@ impl Found {
 /// The first parameter with a value that is no number, and that value.
 fn not_finite(network: &ResNet) -> Option<(String, f32)> {
     #[derive(Default)]
-    struct Finder {
-        path: Vec<String>,
-        found: Option<(String, f32)>,
-    }
-    impl ModuleVisitor for Finder {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.into());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.found.is_none() {
+    struct NotFinite(Option<(String, f32)>);
+    impl Look for NotFinite {
+        fn look<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+            if self.0.is_none() {
                 let value = param.val().into_data().iter::<f32>().find(|value| !value.is_finite());
-                self.found = value.map(|value| (self.path.join("."), value));
+                self.0 = value.map(|value| (path.to_owned(), value));
             }
         }
     }
-    let mut finder = Finder::default();
-    network.visit(&mut finder);
-    finder.found
+    let mut first = NotFinite::default();
+    visit(network, &mut first);
+    first.0
 }

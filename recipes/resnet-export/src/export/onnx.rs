@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use burn::backend::capture::{CaptureBackend, TensorId};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_onnx::export::{AxisSpec, ExportError, InputSpec, OnnxExporter, Opset};
 
+use super::parameters::{Look, visit};
 use super::place::{Place, Recording};
 
 /// The operators' version that files are written in.
@@ -164,28 +165,17 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 /// The path of the first parameter that is made for training. (The list of a module's devices does not tell.)
 fn training_parameter(module: &impl Module) -> Option<String> {
     #[derive(Default)]
-    struct Finder {
-        path: Vec<String>,
-        found: Option<String>,
-    }
-    impl ModuleVisitor for Finder {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.into());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.found.is_none() && param.lazy_device().is_autodiff() {
-                self.found = Some(self.path.join("."));
+    struct Training(Option<String>);
+    impl Look for Training {
+        fn look<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+            if self.0.is_none() && param.lazy_device().is_autodiff() {
+                self.0 = Some(path.to_owned());
             }
         }
     }
-    let mut finder = Finder::default();
-    module.visit(&mut finder);
-    finder.found
+    let mut first = Training::default();
+    visit(module, &mut first);
+    first.0
 }
 
 #[cfg(all(test, feature = "flex"))]

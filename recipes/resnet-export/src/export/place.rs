@@ -5,10 +5,11 @@ use std::fmt;
 
 use burn::backend::capture::TensorId;
 use burn::backend::ir::OperationIr;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
 use super::onnx::{tensor_id, zeros};
+use super::parameters::{Look, visit};
 
 /// Where an operation is, told by the layers, which have names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ impl Recording {
         let (mut parameters, mut boundary) = (Parameters::default(), None);
         let captured = device.capture_scope(|scope| {
             let module = module.clone().to_device(&device);
-            module.visit(&mut parameters);
+            visit(&module, &mut parameters);
             let images = zeros(shape).to_device(&device);
             let input = tensor_id(&images);
             let output = tensor_id(&forward(&module, images));
@@ -137,22 +138,13 @@ fn name(debug: &str) -> String {
 /// What the tensors of a module's parameters are called.
 #[derive(Default)]
 struct Parameters {
-    path: Vec<String>,
     names: HashMap<TensorId, String>,
 }
 
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl Look for Parameters {
+    fn look<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if let Some(id) = tensor_id(&param.val()) {
-            self.names.insert(id, self.path.join("."));
+            self.names.insert(id, path.to_owned());
         }
     }
 }

@@ -1,34 +1,23 @@
 //! An exported network with all that a deployment needs: what `export` writes and the other commands read.
 
+mod files;
 mod labels;
 mod preprocess;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_nccl_inference::Onnx;
 use burn_nccl_records::Manifest;
 use recipe_common::{RecipeError, Result};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+pub(crate) use self::files::{
+    BURN_FILE, DEPLOYED, FILES, LABELS_FILE, MODEL_FILE, PREPROCESS_FILE, WEIGHTS_FILE, check_files,
+    read_at_most, read_manifest,
+};
+use self::files::{described, is_as_described, read_described};
 pub(crate) use self::labels::{parse_labels, write_labels};
 pub(crate) use self::preprocess::{MAX_SIDE, Preprocess};
-
-pub(crate) const MODEL_FILE: &str = "model.onnx";
-pub(crate) const WEIGHTS_FILE: &str = "model.safetensors";
-pub(crate) const BURN_FILE: &str = "model.bpk";
-pub(crate) const LABELS_FILE: &str = "labels.txt";
-pub(crate) const PREPROCESS_FILE: &str = "preprocess.json";
-
-/// All that a manifest describes.
-pub(crate) const FILES: [&str; 5] = [MODEL_FILE, WEIGHTS_FILE, BURN_FILE, LABELS_FILE, PREPROCESS_FILE];
-
-/// The largest file of each kind that a deployment reads: ONNX has no larger ones, and names of classes are short.
-const LIMITS: [(&str, u64); 3] = [(MODEL_FILE, 1 << 31), (LABELS_FILE, 16 << 20), (PREPROCESS_FILE, 1 << 20)];
-
-/// A larger manifest is not read: JSON takes up to twenty times its size in memory.
-const MAX_MANIFEST_BYTES: usize = 16 << 20;
 
 /// What `manifest.json` says of an export beside its files' hashes: the `metrics` of [`Manifest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,46 +78,43 @@ impl PackageBytes<'_> {
 }
 
 impl Package {
-    /// Opens the folder, if the files that a deployment needs are exactly what its manifest says. The weights for others,
-    /// which may have been left out, are not looked at.
+    /// Opens the folder, if the files that a deployment needs are exactly what its manifest says: each is read once. The
+    /// weights for others, which may have been left out, are not looked at.
     ///
     /// # Errors
     /// Where a file is missing, altered, too large, or does not fit the others; each one is named.
     pub(crate) fn open(folder: &Path) -> Result<Self> {
-        let needed = LIMITS.map(|(name, _)| name);
+        let needed = [MODEL_FILE, LABELS_FILE, PREPROCESS_FILE];
         let manifest = read_manifest(folder, &needed)?;
-        check_files(folder, &manifest, |name| needed.contains(&name))?;
-        for (name, limit) in LIMITS {
+        for (name, limit) in DEPLOYED {
             let bytes = described(&manifest, name).map_or(0, |file| file.bytes);
             if bytes > limit {
                 let cause = format!("{name} has {bytes} bytes, and {limit} are allowed");
                 return Err(unusable(folder, cause, "export the network again"));
             }
         }
-        let read = |name: &str| {
-            let path = folder.join(name);
-            fs::read(&path).map_err(|error| RecipeError::file("read", &path, error))
+        let read = |name: &str| described(&manifest, name).and_then(|file| read_described(folder, file));
+        let [Some(model), Some(labels), Some(preprocess)] = needed.map(read) else {
+            // Says what is wrong with each.
+            check_files(folder, &manifest, |name| needed.contains(&name))?;
+            return Err(unusable(folder, "its files changed while they were read", "try again"));
         };
-        let (model, labels, preprocess) = (read(MODEL_FILE)?, read(LABELS_FILE)?, read(PREPROCESS_FILE)?);
         let contents = Contents { model: &model, labels: &labels, preprocess: &preprocess };
         contents.into_package(&manifest, folder)
     }
 
-    /// Opens the bytes of its four files: model, labels, preprocess, manifest. For a bundle.
+    /// Opens the bytes of its four files, none of which is larger than [`DEPLOYED`] allows. For a bundle.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub(crate) fn from_bytes(files: PackageBytes<'_>, place: &Path) -> Result<Self> {
         let damaged = |cause: String| unusable(place, cause, "make the bundle again");
-        if files.manifest.len() > MAX_MANIFEST_BYTES {
-            return Err(damaged(format!("its manifest has {} bytes", files.manifest.len())));
-        }
         let manifest: Manifest = serde_json::from_slice(files.manifest)
             .map_err(|error| damaged(format!("its manifest: {error}")))?;
         for (name, bytes) in files.files() {
             let expected = described(&manifest, name)
                 .ok_or_else(|| damaged(format!("its manifest does not describe {name}")))?;
-            if bytes.len() as u64 != expected.bytes || hex(bytes) != expected.sha256 {
+            if !is_as_described(bytes, expected) {
                 return Err(damaged(format!("{name} is not what its manifest says")));
             }
         }
@@ -171,49 +157,6 @@ impl Contents<'_> {
     }
 }
 
-/// The manifest of an export, which describes the files of these `names`.
-///
-/// # Errors
-/// Where there is none, or it is that of something else.
-pub(crate) fn read_manifest(folder: &Path, names: &[&str]) -> Result<Manifest> {
-    let manifest = Manifest::read(folder).map_err(|error| match fs::metadata(folder) {
-        Ok(found) if found.is_dir() => {
-            RecipeError::records(format!("cannot open {}", folder.display()), error)
-        }
-        Ok(_) => unusable(folder, "it is a file", "give the folder that export has written"),
-        Err(error) => RecipeError::file("open", folder, error),
-    })?;
-    let missing: Vec<&str> =
-        names.iter().copied().filter(|name| described(&manifest, name).is_none()).collect();
-    if !missing.is_empty() {
-        let cause = format!("its manifest does not describe {}", missing.join(", "));
-        return Err(unusable(folder, cause, "give the folder that export has written"));
-    }
-    Ok(manifest)
-}
-
-/// Compares the files with the manifest, those whose name `is_meant`.
-///
-/// # Errors
-/// With the fault of each that differs.
-pub(crate) fn check_files(folder: &Path, manifest: &Manifest, is_meant: impl Fn(&str) -> bool) -> Result<()> {
-    let files = manifest.files.iter().filter(|file| is_meant(&file.name)).cloned().collect();
-    let found = Manifest { files, ..Manifest::default() }.verify(folder);
-    if found.is_intact() {
-        return Ok(());
-    }
-    let faults = found.to_string().replace('\n', "; ");
-    Err(unusable(folder, faults, "copy the folder again, or export the network again"))
-}
-
-fn described<'a>(manifest: &'a Manifest, name: &str) -> Option<&'a burn_nccl_records::ManifestFile> {
-    manifest.files.iter().find(|file| file.name == name)
-}
-
 fn unusable(place: &Path, cause: impl Into<String>, remedy: &str) -> RecipeError {
     RecipeError::failure(format!("{} cannot be used as an export", place.display()), cause, remedy)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

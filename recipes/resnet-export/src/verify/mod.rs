@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn_nccl_datasets::DataSource;
-use burn_nccl_inference::{
-    Engine, EngineChoice, EngineKind, EngineOptions, Error, WeightType, load, present,
-};
+use burn_nccl_inference::{Engine, EngineChoice, EngineKind, Error, WeightType, load, present};
 use clap::Args;
 use recipe_common::output::print;
 use recipe_common::{RecipeError, Result};
@@ -17,7 +15,7 @@ use recipe_common::{RecipeError, Result};
 use self::rows::{BATCHES, Images, Row, run_all, table};
 use crate::burn_engine::BurnEngine;
 use crate::comparison::{self, Difference};
-use crate::engine_options::inference;
+use crate::engine_options::{EngineMeans, in_options, inference};
 use crate::export::tolerance;
 use crate::package::{BURN_FILE, FILES, MODEL_FILE, Package, check_files, read_manifest};
 use crate::test_images::{TestImages, random_values};
@@ -38,12 +36,8 @@ pub(crate) struct Options {
     /// An engine to run: native, onnxruntime or tract; once or more [default: all that are here]
     #[arg(long, value_name = "ENGINE")]
     engine: Vec<EngineChoice>,
-    /// Threads that compute one batch together; all processors by default
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// The library of ONNX Runtime, or a folder that has it, such as that of the pip wheel
-    #[arg(long, value_name = "PATH")]
-    onnxruntime: Option<PathBuf>,
+    #[command(flatten)]
+    means: EngineMeans,
     /// Largest difference from Burn's logits, in parts of the largest one [default: 1e-4, with f16 1e-2, with int8 0.2]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tolerance: Option<f64>,
@@ -76,7 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// The engines that are asked for, or all that are here; of the others it is said why not.
 fn engines(options: &Options, package: &Package) -> Result<Vec<Box<dyn Engine>>> {
-    let engine_options = engine_options(options);
+    let engine_options = options.means.options();
     let asked: Vec<EngineKind> = options.engine.iter().filter_map(only).collect();
     if !asked.is_empty() {
         let open = |kind: &EngineKind| load(&package.onnx, EngineChoice::Only(*kind), &engine_options);
@@ -88,7 +82,7 @@ fn engines(options: &Options, package: &Package) -> Result<Vec<Box<dyn Engine>>>
         match present.and_then(|()| load(&package.onnx, EngineChoice::Only(kind), &engine_options)) {
             Ok(engine) => engines.push(engine),
             Err(error @ (Error::Unavailable { .. } | Error::Unsupported { .. })) => {
-                print(&format!("without {kind}: {error}\n"))?;
+                print(&format!("without {kind}: {}\n", in_options(&error)))?;
             }
             Err(error) => return Err(inference(format!("{kind} cannot run the export"), &error)),
         }
@@ -105,17 +99,6 @@ fn only(choice: &EngineChoice) -> Option<EngineKind> {
         EngineChoice::Auto => None,
         EngineChoice::Only(kind) => Some(*kind),
     }
-}
-
-fn engine_options(options: &Options) -> EngineOptions {
-    let mut engine_options = EngineOptions::default();
-    if let Some(threads) = options.threads {
-        engine_options = engine_options.with_threads(threads.into());
-    }
-    if let Some(library) = &options.onnxruntime {
-        engine_options = engine_options.with_onnxruntime(library);
-    }
-    engine_options
 }
 
 /// Test images, where there are some, and random ones, with Burn's logits of each alone.
@@ -186,7 +169,7 @@ fn against_python(
                 images: &images.values,
                 classes: signature.classes,
                 batches: &BATCHES,
-                threads: options.threads.map_or(0, usize::from),
+                threads: options.means.threads.map_or(0, usize::from),
                 deadline: Duration::from_secs(options.timeout_seconds),
             },
         )?;

@@ -1,21 +1,16 @@
 //! The same images by the onnxruntime of a Python, after onnx.checker.
 
 use std::fs::{self, File};
-use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use recipe_common::{RecipeError, Result};
 use serde::Deserialize;
 
+use crate::child_process::{tail, wait};
+
 const SCRIPT: &str = include_str!("check.py");
-
-/// How often a running Python is looked at.
-const POLL: Duration = Duration::from_millis(20);
-
-/// What of its output is read.
-const MAX_OUTPUT_BYTES: u64 = 64 << 10;
 
 /// Images and how to run them.
 pub(super) struct Job<'a> {
@@ -75,7 +70,7 @@ pub(super) fn run(python: &Path, job: &Job<'_>) -> Result<Found> {
         .map_err(|error| {
             refused(python, error.to_string(), "give --against-python the path of a Python program")
         })?;
-    let status = wait(child, python, job.deadline)?;
+    let status = end(child, python, job.deadline)?;
     let versions = versions(python, status, &tail(&file("stdout")), &tail(&file("stderr")))?;
     let logits =
         fs::read(file("logits")).map_err(|error| RecipeError::file("read", &file("logits"), error))?;
@@ -83,21 +78,14 @@ pub(super) fn run(python: &Path, job: &Job<'_>) -> Result<Found> {
 }
 
 /// The child's end, which is enforced at the deadline.
-fn wait(mut child: Child, python: &Path, deadline: Duration) -> Result<ExitStatus> {
-    let end = Instant::now() + deadline;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(status),
-            Ok(None) if Instant::now() < end => std::thread::sleep(POLL),
-            Ok(None) => {
-                // Neither can fail for a child that is there; what matters is the error below.
-                let _ = child.kill();
-                let _ = child.wait();
-                let cause = format!("it did not end within {} s", deadline.as_secs());
-                return Err(refused(python, cause, "raise --timeout-seconds, or verify fewer --images"));
-            }
-            Err(error) => return Err(refused(python, error.to_string(), "try again")),
+fn end(mut child: Child, python: &Path, deadline: Duration) -> Result<ExitStatus> {
+    match wait(&mut child, deadline) {
+        Ok(Some(status)) => Ok(status),
+        Ok(None) => {
+            let cause = format!("it did not end within {} s", deadline.as_secs());
+            Err(refused(python, cause, "raise --timeout-seconds, or verify fewer --images"))
         }
+        Err(error) => Err(refused(python, error.to_string(), "try again")),
     }
 }
 
@@ -137,20 +125,6 @@ fn finish(
     }
     let logits = values.chunks_exact(each).map(<[f32]>::to_vec).collect();
     Ok(Found { engine: format!("onnxruntime {onnxruntime} (Python)"), onnx, logits })
-}
-
-/// The end of a file that a program has written.
-fn tail(path: &Path) -> String {
-    use std::io::{Seek, SeekFrom};
-    let mut bytes = Vec::new();
-    let read = |mut file: File| {
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(MAX_OUTPUT_BYTES)))?;
-        file.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes)
-    };
-    // Missing output is told as such.
-    let _ = File::open(path).and_then(read);
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn refused(python: &Path, cause: String, remedy: &str) -> RecipeError {

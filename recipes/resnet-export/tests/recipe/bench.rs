@@ -78,10 +78,15 @@ fn a_peer_that_computes_something_else_or_dies_is_named_and_not_compared() {
     let speaks =
         "#!/bin/sh\necho '{\"name\": \"x\", \"load_seconds\": 0, \"deploy_bytes\": 0}'\nread order\n";
     let cases = [
-        ("echo '{\"logits\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}'", "of the largest one away from Burn's"),
+        (
+            "echo '{\"logits\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}'",
+            "of the largest one away from those of Burn with 1 thread",
+        ),
         ("echo '{\"error\": \"no luck\"}'", "no luck"),
         ("echo hello", "it answered `hello`"),
+        ("head -c 70000000 /dev/zero | tr '\\0' x; exec sleep 100", "a line of more than 67108864 bytes"),
         ("exit 3", "its process ended without an answer"),
+        ("echo Traceback >&2; echo 'OSError: no torch' >&2; exit 3", "without an answer: OSError: no torch"),
     ];
     for (answer, expected) in cases {
         let path = folder.path().join("python");

@@ -65,9 +65,9 @@ fn a_file_that_exists_is_kept_unless_it_is_to_be_replaced() {
     fs::write(&program, "mine").unwrap();
     let refused = bundle(&[]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("--replace"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--overwrite"), "{}", stderr(&refused));
     assert_eq!(fs::read(&program).unwrap(), b"mine");
-    assert!(bundle(&["--replace"]).status.success());
+    assert!(bundle(&["--overwrite"]).status.success());
     assert!(fs::metadata(&program).unwrap().len() > 1 << 20);
     // Nothing else is left there: the program and the picture.
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
@@ -108,8 +108,20 @@ fn a_folder_that_is_no_export_gives_no_bundle() {
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         assert!(!to.exists());
     }
-    let nowhere = folder.path().join("none/program");
-    write(package.path(), ["a", "b", "c"]);
-    let output = run(RECIPE, &["bundle", "--from", text(package.path()), "--to", text(&nowhere)]);
-    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_refused_before_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = |name: &str| {
+        let place = folder.path().join(name);
+        // There is no export either, which would be told if it were looked at first.
+        let output = run(RECIPE, &["bundle", "--from", "none", "--overwrite", "--to", text(&place)]);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output).to_owned()
+    };
+    assert!(to("").contains("it is a folder"));
+    assert!(to("none/program").contains("its folder does not exist"));
+    assert!(to("program/").contains("it does not end with the name of a file"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

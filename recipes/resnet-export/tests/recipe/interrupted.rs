@@ -65,6 +65,36 @@ fn a_kill_between_two_files_leaves_nothing_under_the_name() {
     assert_eq!(entries(path), ["model.bpk", "out"]);
 }
 
+/// As a writer leaves it that is killed while it replaces `out` on a system that cannot exchange two names.
+fn set_aside(path: &Path) {
+    fs::rename(path.join("out"), path.join(".out.1-0.tmp.old")).unwrap();
+    fs::write(path.join(".out.1-0.tmp.lock"), "").unwrap();
+}
+
+#[test]
+fn an_export_that_a_killed_writer_has_set_aside_comes_back_or_goes() {
+    let folder = folder();
+    let path = folder.path();
+    network(path, Depth::ResNet18, 10);
+    succeeds(path, EXPORT);
+    // Before the new one had the name: the old one has it again, and is not replaced unasked.
+    set_aside(path);
+    fs::create_dir(path.join(".out.1-0.tmp")).unwrap();
+    fs::write(path.join(".out.1-0.tmp/model.onnx"), "new").unwrap();
+    let [_, cause, _] = refuses(path, EXPORT, 2);
+    assert_eq!(cause, "it is there already");
+    assert!(is_whole(&path.join("out")));
+    assert_eq!(entries(path), ["model.bpk", "out"]);
+
+    // After it: the new one is there, and the old one is not needed any more.
+    set_aside(path);
+    fs::create_dir(path.join("out")).unwrap();
+    fs::write(path.join("out/model.onnx"), "new").unwrap();
+    refuses(path, EXPORT, 2);
+    assert_eq!(fs::read(path.join("out/model.onnx")).unwrap(), b"new");
+    assert_eq!(entries(path), ["model.bpk", "out"]);
+}
+
 #[test]
 fn an_export_is_replaced_only_when_that_is_asked_for_and_nothing_else_ever() {
     let folder = folder();
@@ -88,6 +118,13 @@ fn an_export_is_replaced_only_when_that_is_asked_for_and_nothing_else_ever() {
     assert_eq!(fs::read_to_string(path.join("out/notes.txt")).unwrap(), "mine");
     let [_, cause, _] = refuses(path, &EXPORT.replace("--to out", "--to model.bpk --overwrite"), 2);
     assert_eq!(cause, "it is a file or a link");
+    fs::remove_file(path.join("out/notes.txt")).unwrap();
+    std::os::unix::fs::symlink("out", path.join("link")).unwrap();
+    for link in ["link", "link/", "link/."] {
+        let [_, cause, _] =
+            refuses(path, &EXPORT.replace("--to out", &format!("--to {link} --overwrite")), 2);
+        assert_eq!(cause, "it is a file or a link", "{link}");
+    }
     let [_, cause, _] = refuses(path, &EXPORT.replace("--to out", "--to .. --overwrite"), 2);
     assert!(cause.contains("name of a folder"), "{cause}");
 }

@@ -126,8 +126,10 @@ fn folders_of_others_are_refused() {
         .unwrap()
         .write(path.join("other"))
         .unwrap();
-    let [error, cause, _] = refuses(path, "verify --from nowhere", 1);
+    let [error, cause, remedy] = refuses(path, "verify --from nowhere", 1);
     assert!(error.contains("nowhere") && cause.contains("No such file"), "{error} {cause}");
+    // To read a folder it need not be writable.
+    assert_eq!(remedy, "give --from with the folder that export has written");
     let [error, cause, _] = refuses(path, "verify --from empty", 1);
     assert!(error.contains("empty") && cause.contains("manifest.json"), "{error} {cause}");
     let [_, cause, remedy] = refuses(path, "verify --from other", 1);
