@@ -3,6 +3,8 @@
 //! Pixel centres lie at half-integers, as in PIL and in torch's
 //! `interpolate(mode="bilinear", align_corners=False, antialias=True)`; both give these values.
 
+use std::ops::Range;
+
 use super::frame::Frame;
 use super::window::Window;
 use crate::Image;
@@ -12,15 +14,24 @@ use crate::Image;
 pub(super) struct Buffers {
     columns: Taps,
     rows: Taps,
-    half: Frame,
+    /// A row of the input at the width of the output.
+    line: Vec<f32>,
 }
 
 /// For each output position, the input positions it reads and their weights.
 #[derive(Clone, Debug, Default)]
 struct Taps {
-    /// First input position and number of weights.
-    spans: Vec<(usize, usize)>,
+    spans: Vec<Span>,
     weights: Vec<f32>,
+}
+
+/// Of one output position.
+#[derive(Clone, Debug)]
+struct Span {
+    /// First input position.
+    first: usize,
+    /// Where its weights lie among all.
+    weights: Range<usize>,
 }
 
 impl Taps {
@@ -37,19 +48,26 @@ impl Taps {
             let end = ((center + support + 0.5) as usize).clamp(first + 1, len);
             let weight = |x: usize| (1.0 - ((x as f64 + 0.5 - center) / support).abs()).max(0.0);
             let total: f64 = (first..end).map(weight).sum();
+            let from = self.weights.len();
             self.weights.extend((first..end).map(|x| (weight(x) / total) as f32));
-            self.spans.push((start + first, end - first));
+            self.spans.push(Span { first: start + first, weights: from..self.weights.len() });
         }
     }
 
-    /// Each output position's first input and weights.
+    /// Each output position's first input and weights; neither the first inputs nor the last ones ever go back.
     fn iter(&self) -> impl Iterator<Item = (usize, &[f32])> {
+        // Not by range: this saves a twentieth of the time that resizing a photograph takes.
         let mut rest = self.weights.as_slice();
-        self.spans.iter().map(move |&(first, count)| {
-            let (weights, tail) = rest.split_at(count);
+        self.spans.iter().map(move |span| {
+            let (weights, tail) = rest.split_at(span.weights.len());
             rest = tail;
-            (first, weights)
+            (span.first, weights)
         })
+    }
+
+    /// As [`iter`](Self::iter), from this output position on.
+    fn iter_from(&self, position: usize) -> impl Iterator<Item = (usize, &[f32])> {
+        self.spans[position..].iter().map(|span| (span.first, &self.weights[span.weights.clone()]))
     }
 }
 
@@ -80,31 +98,35 @@ fn resize_planes<'a, T: Copy + 'a>(
     dst: &mut Frame,
     buffers: &mut Buffers,
 ) {
-    let Buffers { columns, rows, half } = buffers;
+    let Buffers { columns, rows, line } = buffers;
     columns.fill(window.left as usize, window.width, width);
     rows.fill(window.top as usize, window.height, height);
-
-    // Columns first: the rows outside of the window are not needed.
-    half.reset(channels, window.height, width);
-    let top = window.top as usize;
-    for (plane, out) in planes.zip(half.planes_mut()) {
-        let source_rows = plane[top * src_width..].chunks_exact(src_width);
-        for (source, target) in source_rows.zip(out.chunks_exact_mut(width)) {
-            for (target, (first, weights)) in target.iter_mut().zip(columns.iter()) {
-                let values = &source[first..first + weights.len()];
-                *target = values.iter().zip(weights).map(|(&x, w)| value(x) * w).sum();
+    line.clear();
+    line.resize(width, 0.0);
+    dst.reset(channels, height, width);
+    // A row is resized and at once added to those that it has a part in: a whole picture that is resized in one direction
+    // alone would be huge where a strip of one pixel by millions is given.
+    for (plane, out) in planes.zip(dst.planes_mut()) {
+        // Output rows before this one have all of their input.
+        let mut done = 0;
+        let inputs = plane.chunks_exact(src_width).enumerate().skip(window.top as usize);
+        for (row, source) in inputs.take(window.height) {
+            resize_row(source, &value, columns, line);
+            let ended = |span: &&Span| span.first + span.weights.len() <= row;
+            done += rows.spans[done..].iter().take_while(ended).count();
+            let targets = out[done * width..].chunks_exact_mut(width).zip(rows.iter_from(done));
+            for (target, (first, weights)) in targets.take_while(|(_, (first, _))| *first <= row) {
+                let weight = weights[row - first];
+                target.iter_mut().zip(&*line).for_each(|(y, x)| *y += x * weight);
             }
         }
     }
+}
 
-    dst.reset(channels, height, width);
-    for (plane, out) in half.planes().zip(dst.planes_mut()) {
-        for (target, (first, weights)) in out.chunks_exact_mut(width).zip(rows.iter()) {
-            let source_rows = plane[(first - top) * width..].chunks_exact(width);
-            for (source, weight) in source_rows.zip(weights) {
-                target.iter_mut().zip(source).for_each(|(y, x)| *y += x * weight);
-            }
-        }
+fn resize_row<T: Copy>(source: &[T], value: impl Fn(T) -> f32, columns: &Taps, line: &mut [f32]) {
+    for (target, (first, weights)) in line.iter_mut().zip(columns.iter()) {
+        let values = &source[first..first + weights.len()];
+        *target = values.iter().zip(weights).map(|(&x, w)| value(x) * w).sum();
     }
 }
 
@@ -179,6 +201,28 @@ mod tests {
             load_resized(&image, to, &mut direct, &mut Buffers::default());
             assert_eq!(direct.shape(), [3, to[0], to[1]]);
             assert_eq!(direct.data, resized(&frame, Window::whole(&frame), to));
+        }
+    }
+
+    #[test]
+    fn a_strip_of_a_million_pixels_takes_no_more_memory_than_its_own() {
+        const LONG: usize = 1_000_000;
+        for [height, width] in [[LONG, 1], [1, LONG]] {
+            let data = (0..LONG).map(|v| v as f32 / LONG as f32).collect();
+            let src = Frame { data, channels: 1, height, width };
+            let (mut dst, mut buffers) = (Frame::default(), Buffers::default());
+            resize(&src, Window::whole(&src), [4, 4], &mut dst, &mut buffers);
+            // A symmetric filter keeps a straight line: the values at 3/8 and 5/8 of the length; all are alike across it.
+            for along in [1, 2] {
+                for across in 0..4 {
+                    let at = if height == LONG { along * 4 + across } else { across * 4 + along };
+                    let expected = (along as f32 + 0.5) / 4.0 - 0.5 / LONG as f32;
+                    assert!((dst.data[at] - expected).abs() < 1e-4, "{} is not {expected}", dst.data[at]);
+                }
+            }
+            assert_eq!((dst.data.len(), buffers.line.len()), (16, 4));
+            // Two weights for each pixel, of which every one counts for two of the four.
+            assert!(buffers.rows.weights.len() + buffers.columns.weights.len() < 2 * LONG + 100);
         }
     }
 
