@@ -12,8 +12,12 @@ use super::window::Window;
 use crate::random::uniform;
 use crate::{DataError, Image};
 
-/// Values of a picture that [`Transform::ResizeShorter`] makes at most; they take 64 MiB.
-const MAX_VALUES: usize = 1 << 24;
+/// How many times the shorter side the longer one may be where [`Transform::ResizeShorter`] makes more than
+/// [`MANY_VALUES`]: wider panoramas are hardly ever taken, and a picture of 1x60000 would become one of 256x15360000.
+const MAX_PROPORTION: usize = 32;
+
+/// Values that take 64 MiB.
+const MANY_VALUES: usize = 1 << 24;
 
 /// One step from a decoded image to the network's input.
 ///
@@ -123,9 +127,10 @@ impl Transform {
             Self::Resize { height, width } => Ok(Some([height, width])),
             Self::ResizeShorter { size } => {
                 let [new_height, new_width] = shorter_to(size, height, width);
-                // A picture of 1x60000 would become one of 256x15360000.
-                if channels.saturating_mul(new_height).saturating_mul(new_width) > MAX_VALUES {
-                    let expected = "sides that differ less";
+                let values = channels.saturating_mul(new_height).saturating_mul(new_width);
+                let is_strip = height.max(width) / MAX_PROPORTION >= height.min(width);
+                if values > MANY_VALUES && is_strip {
+                    let expected = "a longer side below 32 times the shorter one";
                     return Err(DataError::TransformShape {
                         transform: self.name(),
                         channels,
@@ -248,12 +253,26 @@ mod tests {
         let error = apply(&shorter, &mut ramp(3, 1, 60_000), 0).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "transform resize_shorter cannot take an image of shape 3x1x60000: expected sides that differ less"
+            "transform resize_shorter cannot take an image of shape 3x1x60000: expected a longer side \
+             below 32 times the shorter one"
         );
         let image = Image { pixels: vec![0; 180_000], channels: 3, height: 60_000, width: 1, label: 0 };
         let load = |frame| shorter.load_resized(&image, frame, &mut Buffers::default());
         assert!(load(&mut Frame::default()).is_err());
         apply(&shorter, &mut ramp(3, 10, 800), 0).unwrap();
+    }
+
+    #[test]
+    fn a_photograph_is_taken_at_every_size_and_only_a_strip_is_refused() {
+        let to = |size, height, width| Transform::ResizeShorter { size }.size_of([3, height, width]).ok();
+        // 2400 is 2100 * 8 / 7, as for networks of 2100 pixels.
+        assert_eq!(to(2400, 3000, 4000), Some(Some([2400, 3200])));
+        assert_eq!(to(1170, 4000, 600), Some(Some([7800, 1170])));
+        assert_eq!(to(4096, 500, 10_000), Some(Some([4096, 81_920])));
+        assert_eq!(to(4096, 500, 16_000), None);
+        assert_eq!(to(usize::MAX, 1, usize::MAX), None);
+        // Small as it becomes, a strip is no burden.
+        assert_eq!(to(8, 2, 800), Some(Some([8, 3200])));
     }
 
     #[test]
