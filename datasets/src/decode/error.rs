@@ -18,6 +18,12 @@ pub enum DecodeError {
         /// How many bytes there are.
         bytes: usize,
     },
+    /// The file is larger than it may be; it was not decoded.
+    #[error("the file has more than {max_bytes} bytes")]
+    FileTooLarge {
+        /// The limit.
+        max_bytes: u64,
+    },
     /// The image is larger than it may be; none of its pixels was decoded.
     #[error("the image of {width}x{height} pixels is too large: at most {max_pixels} pixels are decoded")]
     TooLarge {
@@ -59,7 +65,9 @@ impl DecodeError {
         match self {
             Self::Format { .. } => "give a JPEG or PNG image",
             Self::Truncated { .. } => "give the whole file",
-            Self::TooLarge { .. } | Self::Memory { .. } => "make the image smaller",
+            Self::FileTooLarge { .. } | Self::TooLarge { .. } | Self::Memory { .. } => {
+                "make the image smaller"
+            }
             Self::Scans { .. } | Self::Damaged(_) => "save the image anew as JPEG or PNG",
         }
     }

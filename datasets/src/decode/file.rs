@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use super::{DecodeLimits, decode_image_bytes};
+use super::{DecodeError, DecodeLimits, decode_image_bytes};
 use crate::{DataError, Image};
 
 /// Reads a JPEG or PNG file as RGB; the format is told by the content, not by the name.
@@ -18,10 +18,16 @@ pub fn decode_image(path: &Path, label: usize) -> Result<Image, DataError> {
     let read = |source| DataError::Read { path: path.into(), source };
     let decode = |source| DataError::Decode { path: path.into(), source };
     let limits = DecodeLimits::default();
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(read)?;
-    file.take(limits.max_bytes).read_to_end(&mut bytes).map_err(read)?;
+    let bytes = read_whole(path, limits.max_bytes).map_err(read)?;
+    let bytes = bytes.ok_or(DecodeError::FileTooLarge { max_bytes: limits.max_bytes }).map_err(decode)?;
     decode_image_bytes(&bytes, &limits).map(|image| Image { label, ..image }).map_err(decode)
+}
+
+/// The whole file; none of one that has more than `max_bytes`.
+fn read_whole(path: &Path, max_bytes: u64) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    Ok(Some(bytes).filter(|bytes| bytes.len() as u64 <= max_bytes))
 }
 
 #[cfg(test)]
@@ -80,6 +86,16 @@ mod tests {
         let clear = folder.path().join("clear.png");
         DynamicImage::from(RgbaImage::from_pixel(1, 1, Rgba([1, 2, 3, 0]))).save(&clear).unwrap();
         assert_eq!(decode_image(&clear, 0).unwrap().pixels, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_file_beyond_the_limit_is_refused_and_not_cut() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), [7; 10]).unwrap();
+        assert_eq!(read_whole(file.path(), 10).unwrap(), Some(vec![7; 10]));
+        assert_eq!(read_whole(file.path(), 9).unwrap(), None);
+        let error = DecodeError::FileTooLarge { max_bytes: 9 };
+        assert_eq!(error.to_string(), "the file has more than 9 bytes");
     }
 
     #[test]
