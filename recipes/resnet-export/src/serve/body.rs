@@ -24,18 +24,13 @@ pub(super) type Held = (Bytes, OwnedSemaphorePermit);
 /// # Errors
 /// 413 beyond the limit, 408 where it does not come in time, 400 where it does not end as it should, 503 where the bodies
 /// of all requests together are too much.
-pub(super) async fn read(mut body: Body, limits: &Limits, all: &Arc<Semaphore>) -> Result<Held, Refusal> {
+pub(super) async fn read(body: &mut Body, limits: &Limits, all: &Arc<Semaphore>) -> Result<Held, Refusal> {
     let max = limits.max_body_bytes;
     let declared = body.size_hint().exact();
     if declared.is_some_and(|bytes| bytes > max as u64) {
-        drain(&mut body, max).await;
         return Err(too_large(max));
     }
-    match timeout(limits.client, collect(&mut body, max, declared.unwrap_or(0) as usize, all)).await {
-        Ok(Err(refusal)) if refusal.status == StatusCode::PAYLOAD_TOO_LARGE => {
-            drain(&mut body, max).await;
-            Err(refusal)
-        }
+    match timeout(limits.client, collect(body, max, declared.unwrap_or(0) as usize, all)).await {
         Ok(read) => read,
         Err(_) => {
             let error = format!("the body did not arrive within {} s", limits.client.as_secs());
@@ -86,11 +81,13 @@ async fn next(body: &mut Body) -> Result<Option<Bytes>, Refusal> {
     }
 }
 
-/// Takes what still comes of a body and forgets it, up to four times the limit.
-async fn drain(body: &mut Body, max: usize) {
+/// Takes what still comes of the body of a refused request and forgets it, up to four times the limit: a connection that
+/// is closed while its client sends is reset, and the answer with it.
+pub(super) async fn drain(body: &mut Body, limits: &Limits) {
+    let max = limits.max_body_bytes.saturating_mul(4);
     let all = async {
         let mut bytes = 0;
-        while bytes < 4 * max
+        while bytes < max
             && let Ok(Some(part)) = next(body).await
         {
             bytes += part.len();

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -15,7 +17,7 @@ use super::body;
 use super::metrics::Metrics;
 use super::multipart;
 use super::routes::App;
-use super::service::{Picture, Shared, Ticket};
+use super::service::{Classified, Picture, Shared, Ticket};
 
 /// Classes that are told where the request does not say how many.
 const DEFAULT_TOP: usize = 5;
@@ -45,16 +47,18 @@ impl Drop for Watch<'_> {
 
 async fn answer(app: &App, request: Request, began: Instant) -> Result<Answer, Refusal> {
     let shared = &app.shared;
-    if shared.stopping.load(Ordering::Acquire) {
-        return Err(Refusal::stopping());
-    }
-    let top = top(request.uri().query(), app.model.labels.len())?;
-    let kind = kind(request.headers())?;
-    let (bytes, held) = body::read(request.into_body(), &shared.limits, &shared.body_bytes).await?;
-    let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full(shared))?;
-    let (reply, classified) = oneshot::channel();
-    let ticket = Ticket { top, reply, _place: [place, held] };
-    submit(shared, Picture { bytes, kind, ticket })?;
+    let (head, mut body) = request.into_parts();
+    let (picture, classified) = match accept(app, &head, &mut body).await {
+        Ok(accepted) => accepted,
+        Err(refusal) => {
+            // Who was too slow is not waited for once more.
+            if refusal.status != StatusCode::REQUEST_TIMEOUT {
+                body::drain(&mut body, &shared.limits).await;
+            }
+            return Err(refusal);
+        }
+    };
+    submit(shared, picture)?;
     let classified = match timeout(shared.limits.answer, classified).await {
         Ok(Ok(classified)) => classified?,
         Ok(Err(_)) if shared.stopping.load(Ordering::Acquire) => return Err(Refusal::stopping()),
@@ -74,6 +78,23 @@ async fn answer(app: &App, request: Request, began: Instant) -> Result<Answer, R
         batch: classified.batch,
         milliseconds: (seconds * 1e6).round() / 1e3,
     })
+}
+
+/// Where the answer to a picture will come.
+type Reply = oneshot::Receiver<Result<Classified, Refusal>>;
+
+/// Reads the picture, if it can be taken.
+async fn accept(app: &App, head: &Parts, body: &mut Body) -> Result<(Picture, Reply), Refusal> {
+    let shared = &app.shared;
+    if shared.stopping.load(Ordering::Acquire) {
+        return Err(Refusal::stopping());
+    }
+    let top = top(head.uri.query(), app.model.labels.len())?;
+    let kind = kind(&head.headers)?;
+    let (bytes, held) = body::read(body, &shared.limits, &shared.body_bytes).await?;
+    let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full(shared))?;
+    let (reply, classified) = oneshot::channel();
+    Ok((Picture { bytes, kind, ticket: Ticket { top, reply, _place: [place, held] } }, classified))
 }
 
 /// Hands a picture to the threads that decode.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use super::answer::Refusal;
 use super::page::Page;
 use super::service::{Model, Service, Shared};
-use super::{health, requests};
+use super::{body, health, requests};
 
 /// What all requests have at hand.
 #[derive(Clone)]
@@ -47,13 +47,15 @@ async fn page(State(app): State<App>) -> Response {
     (headers, Page::HTML).into_response()
 }
 
-async fn unknown(uri: Uri) -> Refusal {
-    let error = format!("there is nothing at {:?}", uri.path());
+async fn unknown(State(app): State<App>, request: Request) -> Refusal {
+    let error = format!("there is nothing at {:?}", request.uri().path());
+    body::drain(&mut request.into_body(), &app.shared.limits).await;
     Refusal::new(StatusCode::NOT_FOUND, error, "POST a picture to /classify, or open / in a browser")
 }
 
-async fn other_method(method: Method, uri: Uri) -> Refusal {
-    let error = format!("{:?} does not know {method}", uri.path());
+async fn other_method(State(app): State<App>, request: Request) -> Refusal {
+    let error = format!("{:?} does not know {}", request.uri().path(), request.method());
+    body::drain(&mut request.into_body(), &app.shared.limits).await;
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error, "POST to /classify; GET /, /healthz and /metrics")
 }
 

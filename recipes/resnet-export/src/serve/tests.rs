@@ -361,6 +361,8 @@ fn bodies_of_all_requests_together_are_bounded() {
     half.write(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 901\r\n\r\n").unwrap();
     half.write(&[7; 900]).unwrap();
     wait_until("the rest is too small for another", || service.post(&[7; 500]).status == 503);
+    // Who sends much reads the answer too.
+    (0..8).for_each(|_| assert_eq!(service.post(&[7; 1 << 20]).status, 503));
     drop(half);
     wait_until("the memory is free again", || service.post(&png(GREEN)).status == 200);
 }
