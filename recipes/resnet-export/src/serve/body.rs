@@ -16,6 +16,9 @@ use super::options::Limits;
 /// For a client that is being refused to send the rest: many read the answer only after that.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// What is allocated before anything has come: a length is quickly said.
+const FIRST: usize = 64 << 10;
+
 /// A body, and its bytes among those of all.
 pub(super) type Held = (Bytes, OwnedSemaphorePermit);
 
@@ -51,7 +54,7 @@ async fn collect(
     };
     // Zero permits, to which those of each part are added as it comes: who sends nothing holds nothing.
     let mut held = Arc::clone(all).try_acquire_many_owned(0).map_err(|_| overloaded())?;
-    let mut bytes = Vec::with_capacity(declared);
+    let mut bytes = Vec::with_capacity(declared.min(FIRST));
     while let Some(part) = next(body).await? {
         if bytes.len() + part.len() > max {
             return Err(too_large(max));
