@@ -96,14 +96,30 @@ fn each_bad_request_has_its_status_and_says_what_to_do() {
     let other = |method: &str, path: &str, kind: &str| {
         refusal(&server.send(method, path, &[("Content-Type", kind)], &whole))
     };
-    assert_eq!(other("POST", "/classify", "text/html").0, 415);
-    assert_eq!(other("POST", "/classify", "application/x-www-form-urlencoded").0, 415);
     assert_eq!(other("POST", "/classify", "multipart/form-data").0, 400);
     assert_eq!(other("PUT", "/classify", "image/png").0, 405);
     assert_eq!(other("GET", "/nothing", "image/png").0, 404);
     let encoded = server.send("POST", "/classify", &[("Content-Encoding", "gzip")], &whole);
     assert_eq!(refusal(&encoded).0, 415);
     assert_eq!(server.classify(&whole).status, 200);
+}
+
+#[test]
+fn the_content_counts_and_not_the_type_that_is_said() {
+    let package = package();
+    let server = Server::start(package.path(), &[]);
+    // The first is what curl says of --data-binary.
+    for kind in ["application/x-www-form-urlencoded", "image/jpeg", "text/plain; charset=utf-8", ""] {
+        let reply = server.send("POST", "/classify?top=1", &[("Content-Type", kind)], &png(GREEN));
+        assert_eq!(
+            (reply.status, &json(&reply)["predictions"][0]["label"]),
+            (200, &"green".into()),
+            "{kind}"
+        );
+        let page = server.send("POST", "/classify", &[("Content-Type", kind)], b"<html>");
+        let error = "this is no JPEG or PNG image but something else";
+        assert_eq!(refusal(&page), (415, error.into()));
+    }
 }
 
 #[test]
