@@ -47,11 +47,8 @@ fn next_batch(shared: &Shared) -> Option<Vec<Prepared>> {
             Some(shared.prepared.pop()?)
         } else {
             // Waiting helps only where a picture is about to come.
-            let decoding = shared.decoding.load(Ordering::Acquire) > 0;
             let until = *deadline.get_or_insert_with(|| Instant::now() + limits.max_wait);
-            let wait =
-                if decoding { until.saturating_duration_since(Instant::now()) } else { Default::default() };
-            shared.prepared.pop_within(wait)
+            shared.prepared.pop_until(until, || shared.decoding.load(Ordering::Acquire) > 0)
         };
         match next {
             Some(prepared) if prepared.ticket.is_cancelled() => {}

@@ -38,6 +38,7 @@ fn decode(shared: &Shared, mut preparation: Preparation) {
         let pushed = prepared.map_or(Ok(()), |prepared| shared.prepared.push(prepared));
         // Only now: a batch that waits for this picture must find it.
         shared.decoding.fetch_sub(1, Ordering::AcqRel);
+        shared.prepared.wake();
         if let Err(prepared) = pushed {
             prepared.ticket.answer(Err(Refusal::stopping()));
         }

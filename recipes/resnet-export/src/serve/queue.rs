@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Items in the order in which they came, at most `capacity` of them.
 ///
@@ -54,15 +54,22 @@ impl<T> Queue<T> {
         self.take(&mut state)
     }
 
-    /// Takes the first item if there is one within `wait`.
-    pub(super) fn pop_within(&self, wait: Duration) -> Option<T> {
-        let deadline = Instant::now() + wait;
+    /// Takes the first item if there is one, or if one comes before the deadline while there is `hope` for it; see
+    /// [`wake`](Self::wake).
+    pub(super) fn pop_until(&self, deadline: Instant, hope: impl Fn() -> bool) -> Option<T> {
         let mut state = self.lock();
-        while state.items.is_empty() && !state.closed {
+        while state.items.is_empty() && !state.closed && hope() {
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
             (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
         self.take(&mut state)
+    }
+
+    /// Lets those who wait see whether there still is hope.
+    pub(super) fn wake(&self) {
+        // Nobody may be between looking and waiting.
+        drop(self.lock());
+        self.changed.notify_all();
     }
 
     /// Ends all waiting; what is in the queue can still be taken.
@@ -85,13 +92,35 @@ impl<T> Queue<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn a_full_queue_refuses_and_keeps_the_order() {
         let queue = Queue::new(2);
         assert_eq!((queue.try_push(1), queue.try_push(2), queue.try_push(3)), (Ok(()), Ok(()), Err(3)));
-        assert_eq!((queue.pop(), queue.pop(), queue.pop_within(Duration::ZERO)), (Some(1), Some(2), None));
+        assert_eq!(
+            (queue.pop(), queue.pop(), queue.pop_until(Instant::now(), || true)),
+            (Some(1), Some(2), None)
+        );
+    }
+
+    #[test]
+    fn a_wait_ends_with_the_hope() {
+        let (queue, hope) = (Queue::<u8>::new(1), AtomicBool::new(true));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let began = Instant::now();
+                let popped = queue.pop_until(began + Duration::from_secs(60), || hope.load(Ordering::SeqCst));
+                (popped, began.elapsed())
+            });
+            hope.store(false, Ordering::SeqCst);
+            queue.wake();
+            let (popped, waited) = waits.join().unwrap();
+            assert!(popped.is_none() && waited < Duration::from_secs(30), "{waited:?}");
+        });
     }
 
     #[test]
@@ -101,7 +130,7 @@ mod tests {
         std::thread::scope(|scope| {
             let second = scope.spawn(|| queue.push(2));
             assert_eq!(queue.pop(), Some(1));
-            assert_eq!(queue.pop_within(Duration::from_secs(20)), Some(2));
+            assert_eq!(queue.pop_until(Instant::now() + Duration::from_secs(20), || true), Some(2));
             assert_eq!(second.join().unwrap(), Ok(()));
             queue.push(3).unwrap();
             let fourth = scope.spawn(|| queue.push(4));
