@@ -116,12 +116,14 @@ async fn connection(stream: TcpStream, router: Router, client: Duration, mut sto
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+        // An answer that comes with the stop says that it is the last.
+        biased;
         // Only ever an error: the sender is gone.
         _ = stopping.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        ended = connection.as_mut() => ended,
     };
     if let Err(error) = ended {
         log::debug!("a connection ended: {error}");
