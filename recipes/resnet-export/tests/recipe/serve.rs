@@ -195,7 +195,7 @@ fn the_first_line_says_address_engine_time_and_memory() {
     let line = &server.line;
     assert!(line.starts_with("serving colours (3 classes) at http://127.0.0.1:"), "{line}");
     assert!(
-        line.contains(" by tract ") && line.contains(": ready after ") && line.ends_with(" MB at most\n"),
+        line.contains(" by tract ") && line.contains(": ready after ") && line.ends_with(" MB at most"),
         "{line}"
     );
 }

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use image::{ImageFormat, Rgb, RgbImage};
+use image::{GrayImage, ImageFormat, Rgb, RgbImage};
 
 pub(crate) const RED: [u8; 3] = [230, 20, 30];
 pub(crate) const GREEN: [u8; 3] = [10, 200, 60];
@@ -20,6 +20,13 @@ pub(crate) fn jpeg(colour: [u8; 3]) -> Vec<u8> {
 fn encoded(colour: [u8; 3], format: ImageFormat) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     RgbImage::from_pixel(40, 30, Rgb(colour)).write_to(&mut bytes, format).unwrap();
+    bytes.into_inner()
+}
+
+/// A PNG file of some kilobytes with so many black pixels.
+pub(crate) fn strip(width: u32, height: u32) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    GrayImage::new(width, height).write_to(&mut bytes, ImageFormat::Png).unwrap();
     bytes.into_inner()
 }
 

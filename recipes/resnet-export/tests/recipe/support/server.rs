@@ -1,7 +1,6 @@
 //! The service as a process of its own.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::RECIPE;
 use super::client::{Client, Reply};
+use super::{RECIPE, wait_for_line};
 
 /// No answer takes longer, whatever the machine is doing.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,13 +33,15 @@ impl Server {
     pub(crate) fn of(program: impl AsRef<OsStr>, args: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.args(["serve", "--address", "127.0.0.1:0"]).args(args);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address =
-            line.split_once("http://").and_then(|(_, rest)| rest.split_once('/')).map(|(address, _)| address);
-        let address = address.unwrap_or_else(|| panic!("no address in {line:?}")).parse().unwrap();
-        Self { child, address, line }
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut server = Self { child, address: SocketAddr::from(([0, 0, 0, 0], 0)), line: String::new() };
+        let output = server.child.stdout.take().unwrap();
+        // Until then the server is one that is killed where this fails.
+        server.line = wait_for_line(output, |line| Some(line.to_owned())).unwrap();
+        let address = server.line.split_once("http://").and_then(|(_, rest)| rest.split_once('/'));
+        server.address =
+            address.unwrap_or_else(|| panic!("no address in {:?}", server.line)).0.parse().unwrap();
+        server
     }
 
     pub(crate) fn client(&self) -> Client {

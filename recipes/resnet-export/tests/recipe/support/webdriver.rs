@@ -1,6 +1,5 @@
 //! A browser without a screen, led by WebDriver (<https://www.w3.org/TR/webdriver2/>).
 
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use tempfile::TempDir;
 
 use super::client::Client;
 use super::server::PATIENCE;
+use super::wait_for_line;
 
 /// How WebDriver names a reference to an element.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
@@ -33,14 +33,15 @@ impl Browser {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| format!("no chromedriver: {error}: apt-get install chromium-driver"))?;
-        let lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines.map_while(Result::ok).find_map(|line| {
+        let output = driver.stdout.take().unwrap();
+        let profile = tempfile::tempdir().unwrap();
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut browser = Self { driver, address: nowhere, session: String::new(), _profile: profile };
+        let port = wait_for_line(output, |line| {
             let (_, port) = line.split_once("started successfully on port ")?;
             port.trim_end_matches('.').parse::<u16>().ok()
         });
-        let address = SocketAddr::from(([127, 0, 0, 1], port.expect("chromedriver says its port")));
-        let profile = tempfile::tempdir().unwrap();
-        let mut browser = Self { driver, address, session: String::new(), _profile: profile };
+        browser.address.set_port(port.expect("chromedriver says its port"));
         let args = [
             "--headless",
             "--no-sandbox",
