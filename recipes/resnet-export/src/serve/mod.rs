@@ -43,8 +43,9 @@ use crate::process::{Memory, age_seconds};
 pub(crate) fn run(options: &Options) -> Result<()> {
     let limits = options.limits();
     // Before the network is loaded: a taken address is told at once.
-    let listener = TcpListener::bind(options.address).map_err(|error| {
-        let what = format!("cannot listen at {}", options.address);
+    let address = options.address()?;
+    let listener = TcpListener::bind(address).map_err(|error| {
+        let what = format!("cannot listen at {address}");
         RecipeError::failure(
             what,
             error.to_string(),

@@ -1,10 +1,12 @@
 //! The options of `serve`, and what they limit.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use recipe_common::{RecipeError, Result};
 
 use crate::engine_options::EngineArgs;
 
@@ -18,9 +20,9 @@ pub(crate) struct Options {
     /// The folder that `export` wrote; a program made by `bundle` has one of its own.
     #[arg(long, value_name = "DIR")]
     pub(super) from: Option<PathBuf>,
-    /// Where to listen; port 0 takes a free one. Other than 127.0.0.1 lets other machines in.
+    /// Where to listen: 127.0.0.1:8000, localhost:8000; port 0 takes a free one. 0.0.0.0:8000 lets other machines in.
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS:PORT")]
-    pub(super) address: SocketAddr,
+    address: String,
     /// Pictures that the engine computes together where so many wait.
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     max_batch: u16,
@@ -79,6 +81,21 @@ pub(crate) struct Limits {
 }
 
 impl Options {
+    /// Where to listen.
+    ///
+    /// # Errors
+    ///
+    /// What is no address with a port, and a name that nobody knows.
+    pub(super) fn address(&self) -> Result<SocketAddr> {
+        resolve(&self.address).map_err(|error| {
+            RecipeError::usage(
+                "the options were not understood",
+                format!("--address {}: {error}", self.address),
+                "write --address ADDRESS:PORT, such as 127.0.0.1:8000, or 0.0.0.0:8000 to let other machines in",
+            )
+        })
+    }
+
     pub(super) fn limits(&self) -> Limits {
         let max_body_bytes = usize::from(self.max_body_mb) << 20;
         Limits {
@@ -96,10 +113,33 @@ impl Options {
     }
 }
 
+/// An address and port, or those of a name: of version 4 where it has both, as the default is.
+fn resolve(text: &str) -> io::Result<SocketAddr> {
+    let addresses: Vec<SocketAddr> = text.to_socket_addrs()?.collect();
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.copied().ok_or_else(|| io::Error::other("the name has no address"))
+}
+
 impl Limits {
     /// The batch of a network that takes no other one.
     pub(super) fn for_batch(self, fixed: Option<usize>) -> Self {
         // A network of a fixed batch other than 1 refuses single pictures, which the engine will say.
         Self { max_batch: if fixed.is_some() { 1 } else { self.max_batch }, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_be_a_name() {
+        assert_eq!(resolve("127.0.0.1:8000").unwrap().to_string(), "127.0.0.1:8000");
+        assert_eq!(resolve("[::1]:80").unwrap().to_string(), "[::1]:80");
+        let local = resolve("localhost:8000").unwrap();
+        assert!(local.ip().is_loopback() && local.port() == 8000, "{local}");
+        for bad in ["nowhere", "", "127.0.0.1", "8000", "127.0.0.1:99999"] {
+            assert!(resolve(bad).is_err(), "{bad}");
+        }
     }
 }

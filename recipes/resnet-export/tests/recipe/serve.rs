@@ -248,7 +248,11 @@ fn what_cannot_be_served_is_told_before_anything_is() {
         assert!(said.contains(text) && said.contains("\nhelp:  "), "{said}");
     };
     fails(&["--from", from, "--address", &address], 1, "Address already in use");
-    fails(&["--from", from, "--address", "nowhere"], 2, "--address");
+    fails(
+        &["--from", from, "--address", "nowhere"],
+        2,
+        "write --address ADDRESS:PORT, such as 127.0.0.1:8000",
+    );
     fails(&["--address", "127.0.0.1:0"], 2, "--from is not given");
     fails(&["--address", "127.0.0.1:0", "--from", "/nowhere"], 1, "/nowhere");
     fails(&["--address", "127.0.0.1:0", "--from", from, "--queue", "0"], 2, "--queue");
