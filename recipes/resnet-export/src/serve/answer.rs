@@ -64,7 +64,9 @@ impl From<&PictureError> for Refusal {
             PictureError::Decode(DecodeError::TooLarge { .. } | DecodeError::Memory { .. }) => {
                 StatusCode::PAYLOAD_TOO_LARGE
             }
-            PictureError::Decode(_) | PictureError::Transform(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            PictureError::Decode(_) | PictureError::Panicked | PictureError::Transform(_) => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
             PictureError::Shape { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let (cause, remedy) = error.cause_and_remedy();

@@ -1,7 +1,6 @@
 //! The threads that make the network's input of pictures.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle, available_parallelism};
@@ -61,18 +60,11 @@ fn prepare(shared: &Shared, preparation: &mut Preparation, picture: Picture) -> 
         return None;
     };
     let began = Instant::now();
-    // The decoders are written by others, and a picture that makes one of them panic must not end the service. What
-    // they leave behind of a picture is not used again.
-    let outcome = catch_unwind(AssertUnwindSafe(|| preparation.prepare(&bytes)));
+    let outcome = preparation.prepare(&bytes);
     shared.metrics.decode.add(began.elapsed().as_secs_f64());
     let refusal = match outcome {
-        Ok(Ok(values)) => return Some(Prepared { values, ticket }),
-        Ok(Err(error)) => Refusal::from(&error),
-        Err(_) => Refusal::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "the decoder cannot cope with this image",
-            "save the image anew as JPEG or PNG",
-        ),
+        Ok(values) => return Some(Prepared { values, ticket }),
+        Err(error) => Refusal::from(&error),
     };
     ticket.answer(Err(refusal));
     None
