@@ -252,16 +252,41 @@ fn kept_lines(text: &str, step: usize) -> String {
     text.lines().filter(is_kept).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// The largest resident memory that this process has had, in bytes; `None` where the system does not tell.
-pub fn peak_memory_bytes() -> Option<u64> {
-    parse_peak(&std::fs::read_to_string(Path::new("/proc/self/status")).ok()?)
+/// Memory of this process in bytes; none where the system does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// In use now: `VmRSS` of `/proc/self/status`, see proc(5).
+    pub resident: Option<u64>,
+    /// The most that was in use at any time: `VmHWM`.
+    pub peak: Option<u64>,
 }
 
-/// Reads `VmHWM:   1234 kB` in the text of `/proc/PID/status`.
-fn parse_peak(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes * 1024)
+impl Memory {
+    /// Of this process.
+    pub fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status");
+        status.map_or_else(|_| Self::default(), |text| Self::parse(&text))
+    }
+
+    /// Reads `VmHWM:   1234 kB` in the text of `/proc/PID/status`.
+    fn parse(status: &str) -> Self {
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            kibibytes.checked_mul(1024)
+        };
+        Self { resident: field("VmRSS"), peak: field("VmHWM") }
+    }
+
+    /// The peak as people read it: `123 MB`.
+    pub fn peak_text(&self) -> String {
+        self.peak.map_or_else(|| "an unknown size".into(), |bytes| format!("{:.0} MB", bytes as f64 / 1e6))
+    }
+}
+
+/// The largest resident memory that this process has had, in bytes; `None` where the system does not tell.
+pub fn peak_memory_bytes() -> Option<u64> {
+    Memory::now().peak
 }
 
 #[cfg(test)]
@@ -292,12 +317,11 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_read_in_bytes() {
-        assert_eq!(
-            parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n"),
-            Some(2_097_152)
-        );
-        assert_eq!(parse_peak("Name:\tx\n"), None);
+    fn memory_is_read_in_bytes_from_the_status_of_a_process() {
+        let status = "Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1024 kB\n";
+        assert_eq!(Memory::parse(status), Memory { resident: Some(1 << 20), peak: Some(2 << 20) });
+        assert_eq!(Memory::parse("Name:\tx\nVmHWM: many\n"), Memory::default());
+        assert_eq!(Memory { peak: Some(123_456_789), resident: None }.peak_text(), "123 MB");
     }
 
     #[test]

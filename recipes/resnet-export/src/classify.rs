@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
+use recipe_common::metrics::Memory;
 use recipe_common::{RecipeError, Result};
 use serde::Serialize;
 use serde_json::json;
@@ -15,7 +16,7 @@ use crate::classifier::{Classifier, Prediction};
 use crate::engine_options::{EngineArgs, inference};
 use crate::package::Package;
 use crate::picture::Preparation;
-use crate::process::{Memory, age_seconds};
+use crate::process::age_seconds;
 
 /// Pixels of a picture; decoding takes up to 12 bytes for each.
 const MAX_PIXELS: u64 = 100_000_000;

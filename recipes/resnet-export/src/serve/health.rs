@@ -6,10 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use recipe_common::metrics::Memory;
 use serde_json::json;
 
 use super::routes::App;
-use crate::process::Memory;
 
 /// Whether pictures can be classified now: 200 or 503, and what is served.
 pub(super) async fn healthz(State(app): State<App>) -> Response {

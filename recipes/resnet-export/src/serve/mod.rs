@@ -30,6 +30,7 @@ mod tests;
 use std::io::Write;
 use std::net::TcpListener;
 
+use recipe_common::metrics::Memory;
 use recipe_common::{RecipeError, Result};
 
 pub(crate) use self::options::Options;
@@ -38,7 +39,7 @@ use crate::bundle::open_package;
 use crate::classifier::Classifier;
 use crate::engine_options::inference;
 use crate::package::Package;
-use crate::process::{Memory, age_seconds};
+use crate::process::age_seconds;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let limits = options.limits();
