@@ -1,7 +1,6 @@
 //! Networks to export, and ways to run what comes out.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -16,10 +15,7 @@ use recipe_common::{TrainOptions, command_line, single};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A skip is said on the terminal even where the test harness keeps the output of tests that pass.
-pub(crate) fn skip(test: &str, reason: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
-}
+pub(crate) use super::support::skip;
 
 /// The Python that tests compare with.
 pub(crate) fn python(test: &str) -> Option<OsString> {
