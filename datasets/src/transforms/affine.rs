@@ -1,6 +1,9 @@
 //! Rotation, scale and shift in one warp, so that the picture is interpolated once.
 
+use rand_chacha::ChaCha8Rng;
+
 use super::frame::Frame;
+use crate::random::uniform;
 
 /// A movement of the picture about its centre: first scaled, then turned, then shifted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +16,25 @@ pub(super) struct Affine {
     pub(super) right: f32,
     /// Shift downwards, in pixels.
     pub(super) down: f32,
+}
+
+impl Affine {
+    /// One drawn at random, up to these limits; the shift is a part of the frame's sides.
+    pub(super) fn random(
+        src: &Frame,
+        max_degrees: f32,
+        max_translate: f32,
+        [min_scale, max_scale]: [f32; 2],
+        rng: &mut ChaCha8Rng,
+    ) -> Self {
+        // Struct fields are evaluated in the order in which they stand here, and every draw moves the generator on.
+        Self {
+            degrees: uniform(rng, -max_degrees, max_degrees),
+            right: uniform(rng, -max_translate, max_translate) * src.width as f32,
+            down: uniform(rng, -max_translate, max_translate) * src.height as f32,
+            scale: uniform(rng, min_scale, max_scale),
+        }
+    }
 }
 
 /// Moves the content of `src` within a frame of the same size, bilinearly; what comes in from outside

@@ -155,8 +155,9 @@ impl Transform {
     ) -> Result<(), DataError> {
         match *self {
             Self::Resize { .. } | Self::ResizeShorter { .. } => {
-                let to = self.size_of(frame.shape())?.unwrap_or([frame.height, frame.width]);
-                resize_all(frame, to, spare, buffers);
+                if let Some(to) = self.size_of(frame.shape())? {
+                    resize_all(frame, to, spare, buffers);
+                }
             }
             Self::CenterCrop { height, width } => {
                 crop(frame, Window::center(frame, height, width), spare);
@@ -178,12 +179,7 @@ impl Transform {
             }
             Self::RandomHorizontalFlip { .. } => {}
             Self::RandomAffine { max_degrees, max_translate, min_scale, max_scale } => {
-                let affine = Affine {
-                    degrees: uniform(rng, -max_degrees, max_degrees),
-                    right: uniform(rng, -max_translate, max_translate) * frame.width as f32,
-                    down: uniform(rng, -max_translate, max_translate) * frame.height as f32,
-                    scale: uniform(rng, min_scale, max_scale),
-                };
+                let affine = Affine::random(frame, max_degrees, max_translate, [min_scale, max_scale], rng);
                 warp(frame, affine, spare);
                 std::mem::swap(frame, spare);
             }

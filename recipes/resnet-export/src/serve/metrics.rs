@@ -85,46 +85,40 @@ impl Metrics {
         self.decode.write("classify_decode_seconds", "Decoding and preparing one picture.", &mut out);
         self.engine.write("classify_engine_seconds", "Computing one batch.", &mut out);
         self.batch.write("classify_batch_size", "Pictures of a batch.", &mut out);
-        let count = |counter: &AtomicU64| Some(counter.load(Ordering::Relaxed) as f64);
-        let connections = self.connections.load(Ordering::Relaxed) as f64;
-        let memory = Memory::now();
-        let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
-        for (name, kind, help, value) in [
-            (
-                "classify_cancelled_total",
-                "counter",
-                "Requests whose client went away.",
-                count(&self.cancelled),
-            ),
-            (
-                "classify_engine_failures_total",
-                "counter",
-                "Batches that failed.",
-                count(&self.engine_failures),
-            ),
-            (
-                "classify_under_way",
-                "gauge",
-                "Requests accepted and not answered.",
-                Some(now.under_way as f64),
-            ),
-            ("classify_queue_size", "gauge", "Requests that may be under way.", Some(now.queue as f64)),
-            ("http_connections", "gauge", "Open connections.", Some(connections)),
-            (
-                "http_connections_refused_total",
-                "counter",
-                "Connections beyond the limit.",
-                count(&self.refused_connections),
-            ),
-            ("process_resident_memory_bytes", "gauge", "Memory in use.", bytes(memory.resident)),
-            ("process_peak_memory_bytes", "gauge", "The most memory in use so far.", bytes(memory.peak)),
-            ("process_open_fds", "gauge", "Open files and sockets.", open_files().map(|files| files as f64)),
-            ("process_uptime_seconds", "gauge", "Since the service started.", Some(self.uptime_seconds())),
-        ] {
+        for (name, help, count) in self.counters() {
+            let count = count.load(Ordering::Relaxed);
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {count}");
+        }
+        for (name, help, value) in self.gauges(now) {
             if let Some(value) = value {
-                let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+                let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
             }
         }
         out
+    }
+
+    /// Name, help and count of what only grows.
+    fn counters(&self) -> [(&'static str, &'static str, &AtomicU64); 3] {
+        [
+            ("classify_cancelled_total", "Requests whose client went away.", &self.cancelled),
+            ("classify_engine_failures_total", "Batches that failed.", &self.engine_failures),
+            ("http_connections_refused_total", "Connections beyond the limit.", &self.refused_connections),
+        ]
+    }
+
+    /// Name, help and value of what rises and falls; no value where the system does not tell.
+    fn gauges(&self, now: &Now) -> [(&'static str, &'static str, Option<f64>); 7] {
+        let memory = Memory::now();
+        let float = |bytes: u64| bytes as f64;
+        let connections = self.connections.load(Ordering::Relaxed) as f64;
+        [
+            ("classify_under_way", "Requests accepted and not answered.", Some(now.under_way as f64)),
+            ("classify_queue_size", "Requests that may be under way.", Some(now.queue as f64)),
+            ("http_connections", "Open connections.", Some(connections)),
+            ("process_resident_memory_bytes", "Memory in use.", memory.resident.map(float)),
+            ("process_peak_memory_bytes", "The most memory in use so far.", memory.peak.map(float)),
+            ("process_open_fds", "Open files and sockets.", open_files().map(|files| files as f64)),
+            ("process_uptime_seconds", "Since the service started.", Some(self.uptime_seconds())),
+        ]
     }
 }

@@ -27,7 +27,7 @@ mod signals;
 #[cfg(test)]
 mod tests;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::TcpListener;
 
 use recipe_common::metrics::Memory;
@@ -42,54 +42,57 @@ use crate::package::Package;
 use crate::process::age_seconds;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let limits = options.limits();
-    // Before the network is loaded: a taken address is told at once.
     let address = options.address()?;
+    // Before the network is loaded: a taken address is told at once.
     let listener = TcpListener::bind(address).map_err(|error| {
-        let what = format!("cannot listen at {address}");
         RecipeError::failure(
-            what,
+            format!("cannot listen at {address}"),
             error.to_string(),
             "give another --address, or end the program that has it",
         )
     })?;
-    let package = open_package(options.from.as_deref())?;
-    let classifier = Classifier::new(&package, options.engine.engine, &options.engine.options())
-        .map_err(|error| inference("the network cannot be loaded", &error))?;
-    let fixed_batch = package.onnx.signature().batch;
-    let Package { onnx, labels, preprocess, info, .. } = package;
-    // The engine has its own copy of the weights, and the service runs for long.
-    drop(onnx);
-    let name =
-        info.architecture.get("depth").and_then(|depth| depth.as_str()).unwrap_or("network").to_owned();
-    let model = Model { name, labels, engine: classifier.engine() };
-    let limits = limits.for_batch(fixed_batch);
-    let service = Service::start(model, preprocess, classifier, limits).map_err(|error| {
-        RecipeError::failure(
-            "cannot start the threads of the service",
-            error.to_string(),
-            "raise the limit of processes: ulimit -u",
-        )
-    })?;
-    let serving = |error: std::io::Error| {
+    let service = start(options)?;
+    serve(listener, &service).map_err(|error| {
         RecipeError::failure(
             "the service cannot go on",
             error.to_string(),
             "see the limits of open files: ulimit -n",
         )
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(serving)?;
-    runtime
-        .block_on(async {
-            let signals = signals::Signals::watch()?;
-            listener.set_nonblocking(true)?;
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            announce(&service, listener.local_addr()?);
-            connections::serve(listener, &service, signals.stop()).await
-        })
-        .map_err(serving)?;
+    })?;
     service.stop();
     Ok(())
+}
+
+/// Loads the network and starts the threads behind the sockets.
+fn start(options: &Options) -> Result<Service> {
+    let package = open_package(options.from.as_deref())?;
+    let classifier = Classifier::new(&package, options.engine.engine, &options.engine.options())
+        .map_err(|error| inference("the network cannot be loaded", &error))?;
+    let limits = options.limits().for_batch(package.onnx.signature().batch);
+    let Package { onnx, labels, preprocess, info, .. } = package;
+    // The engine has its own copy of the weights, and the service runs for long.
+    drop(onnx);
+    let name = info.architecture.get("depth").and_then(|depth| depth.as_str()).unwrap_or("network");
+    let model = Model { name: name.to_owned(), labels, engine: classifier.engine() };
+    Service::start(model, preprocess, classifier, limits).map_err(|error| {
+        RecipeError::failure(
+            "cannot start the threads of the service",
+            error.to_string(),
+            "raise the limit of processes: ulimit -u",
+        )
+    })
+}
+
+/// Answers requests until a signal.
+fn serve(listener: TcpListener, service: &Service) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let signals = signals::Signals::watch()?;
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        announce(service, listener.local_addr()?);
+        connections::serve(listener, service, signals.stop()).await
+    })
 }
 
 /// Says that requests are answered from now on; whoever started this program waits for the line.
