@@ -12,8 +12,8 @@ use super::window::Window;
 use crate::random::uniform;
 use crate::{DataError, Image};
 
-/// How many times the shorter side the longer one may be where [`Transform::ResizeShorter`] makes more than
-/// [`MANY_VALUES`]: wider panoramas are hardly ever taken, and a picture of 1x60000 would become one of 256x15360000.
+/// How many times the shorter side the longer one may be where resizing takes more than [`MANY_VALUES`]: wider panoramas
+/// are hardly ever taken, and a picture of 1x60000 would become one of 256x15360000.
 const MAX_PROPORTION: usize = 32;
 
 /// Values that take 64 MiB.
@@ -123,26 +123,25 @@ impl Transform {
     /// else.
     fn size_of(&self, shape: [usize; 3]) -> Result<Option<[usize; 2]>, DataError> {
         let [channels, height, width] = shape;
-        match *self {
-            Self::Resize { height, width } => Ok(Some([height, width])),
-            Self::ResizeShorter { size } => {
-                let [new_height, new_width] = shorter_to(size, height, width);
-                let values = channels.saturating_mul(new_height).saturating_mul(new_width);
-                let is_strip = height.max(width) / MAX_PROPORTION >= height.min(width);
-                if values > MANY_VALUES && is_strip {
-                    let expected = "a longer side below 32 times the shorter one";
-                    return Err(DataError::TransformShape {
-                        transform: self.name(),
-                        channels,
-                        height,
-                        width,
-                        expected,
-                    });
-                }
-                Ok(Some([new_height, new_width]))
-            }
-            _ => Ok(None),
+        let to = match *self {
+            Self::Resize { height, width } => [height, width],
+            Self::ResizeShorter { size } => shorter_to(size, height, width),
+            _ => return Ok(None),
+        };
+        // Every row is computed at its new width, and then every new row.
+        let values = channels.saturating_mul(height.max(to[0])).saturating_mul(to[1]);
+        let is_strip = height.max(width) / MAX_PROPORTION >= height.min(width);
+        if values > MANY_VALUES && is_strip {
+            let expected = "a longer side below 32 times the shorter one";
+            return Err(DataError::TransformShape {
+                transform: self.name(),
+                channels,
+                height,
+                width,
+                expected,
+            });
         }
+        Ok(Some(to))
     }
 
     /// Transforms `frame`; `spare` lends its memory and holds nothing of use afterwards.
@@ -267,6 +266,14 @@ mod tests {
         assert_eq!(to(4096, 500, 10_000), Some(Some([4096, 81_920])));
         assert_eq!(to(4096, 500, 16_000), None);
         assert_eq!(to(usize::MAX, 1, usize::MAX), None);
+        let exactly = |height, width| {
+            Transform::Resize { height: 4096, width: 4096 }.size_of([3, height, width]).is_ok()
+        };
+        assert!(exactly(10_000, 500) && exactly(500, 10_000) && !exactly(16_000, 500));
+        // A PNG file of some kilobytes, whose 25 million rows would keep a thread for seconds.
+        let strip =
+            |height, width| Transform::Resize { height: 8, width: 8 }.size_of([3, height, width]).ok();
+        assert_eq!((strip(25_000_000, 1), strip(1, 25_000_000)), (None, Some(Some([8, 8]))));
         // Small as it becomes, a strip is no burden.
         assert_eq!(to(8, 2, 800), Some(Some([8, 3200])));
     }
