@@ -6,10 +6,6 @@ use serde::{Deserialize, Serialize};
 /// The longest side that a transform may make, in pixels.
 pub(crate) const MAX_SIDE: usize = 4096;
 
-/// The most pixels that an image may have between two transforms. A strip of one pixel by 65,535 would have thousands of
-/// millions once its shorter side is 256.
-const MAX_PIXELS: usize = 1 << 26;
-
 /// More transforms than any run has, and few enough to be no burden for each picture.
 const MAX_TRANSFORMS: usize = 32;
 
@@ -57,14 +53,13 @@ impl Preprocess {
     ///
     /// # Errors
     ///
-    /// As [`Pipeline::apply`]; [`DataError::TransformShape`] for an image so narrow that it would be huge when it is resized.
+    /// As [`Pipeline::apply`].
     pub(crate) fn apply(
         &self,
         image: &Image,
         scratch: &mut Scratch,
         out: &mut Vec<f32>,
     ) -> Result<(), DataError> {
-        self.check_narrow(image)?;
         let start = out.len();
         let shape = self.transformed(image, scratch, out).inspect_err(|_| out.truncate(start))?;
         debug_assert_eq!(shape, self.input, "checked when it was read");
@@ -79,34 +74,6 @@ impl Preprocess {
     ) -> Result<[usize; 3], DataError> {
         // Nothing is random, so that no key matters.
         self.transforms.apply(image, SampleKey { seed: 0, epoch: 0, index: 0 }, scratch, out)
-    }
-
-    /// Follows height and width through the transforms.
-    fn check_narrow(&self, image: &Image) -> Result<(), DataError> {
-        let (mut height, mut width) = (image.height.max(1), image.width.max(1));
-        for transform in self.transforms.transforms() {
-            match *transform {
-                Transform::Resize { height: new_height, width: new_width }
-                | Transform::CenterCrop { height: new_height, width: new_width } => {
-                    (height, width) = (new_height, new_width);
-                }
-                Transform::ResizeShorter { size } => {
-                    let longer = size.saturating_mul(height.max(width)) / height.min(width);
-                    if size.saturating_mul(longer) > MAX_PIXELS {
-                        return Err(DataError::TransformShape {
-                            transform: "resize_shorter",
-                            channels: image.channels,
-                            height,
-                            width,
-                            expected: "sides that differ less",
-                        });
-                    }
-                    (height, width) = if height <= width { (size, longer) } else { (longer, size) };
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }
 
