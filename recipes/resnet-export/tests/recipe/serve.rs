@@ -167,8 +167,10 @@ fn the_figures_count_what_was_asked() {
     assert_eq!(server.figure("classify_decode_seconds_bucket{le=\"+Inf\"}"), 4.0);
     assert_eq!(server.figure("classify_engine_seconds_count"), 3.0);
     assert_eq!(server.figure("classify_under_way"), 0.0);
-    assert!(server.figure("process_resident_memory_bytes") > 1e6);
-    assert!(server.figure("process_peak_memory_bytes") >= server.figure("process_resident_memory_bytes"));
+    let resident = server.figure("process_resident_memory_bytes");
+    assert!(resident > 1e6);
+    // Two answers, between which it may grow; the system counts pages to within a few hundred.
+    assert!(server.figure("process_peak_memory_bytes") > 0.9 * resident);
     assert!(server.figure("process_uptime_seconds") > 0.0);
 }
 
