@@ -8,8 +8,8 @@ use burn_nccl_records::write_file;
 use clap::Args;
 use recipe_common::{RecipeError, Result};
 
-use crate::output::print;
 use crate::source::records;
+use recipe_common::output::print;
 
 const FILE: &str = ".gitattributes";
 /// Files of weights; manifests and shard indexes are short texts, whose differences Git shows.

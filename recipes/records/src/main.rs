@@ -8,7 +8,6 @@ use recipe_common::command_line;
 mod convert;
 mod lfs;
 mod manifest;
-mod output;
 mod show;
 mod source;
 mod verify;

@@ -9,8 +9,8 @@ use clap::Args;
 use recipe_common::{RecipeError, Result};
 use serde_json::{Map, Value};
 
-use crate::output::{print, size};
 use crate::source::records;
+use recipe_common::output::{print, size};
 
 /// Where a run writes what came out of it.
 const SUMMARY: &str = "summary.json";

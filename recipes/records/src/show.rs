@@ -8,8 +8,8 @@ use clap::Args;
 use recipe_common::Result;
 use serde::Serialize;
 
-use crate::output::{harmless, print, size, table};
 use crate::source::{Input, open};
+use recipe_common::output::{columns, harmless, print, size};
 
 /// Print keys, shapes, types and sizes of a file of weights, or of the newest weights of a run folder, without loading
 /// them.
@@ -89,12 +89,12 @@ impl Contents {
         );
         if !self.metadata.is_empty() {
             let rows = self.metadata.iter().map(|(key, value)| [harmless(key), harmless(value)]);
-            text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
+            text += &format!("\n{}", columns(&rows.collect::<Vec<_>>()));
         }
         let rows = self.tensors.iter().map(|tensor| {
             [harmless(&tensor.name), tensor.dtype.into(), format!("{:?}", tensor.shape), size(tensor.bytes)]
         });
-        text + "\n" + &table(&rows.collect::<Vec<_>>())
+        text + "\n" + &columns(&rows.collect::<Vec<_>>())
     }
 }
 

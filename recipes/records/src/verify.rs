@@ -6,8 +6,8 @@ use burn_nccl_records::{Fault, Manifest};
 use clap::Args;
 use recipe_common::{RecipeError, Result};
 
-use crate::output::{print, size};
 use crate::source::records;
+use recipe_common::output::{print, size};
 
 /// Check the files of a folder against its manifest.json; the exit code is 1 where one is missing, short or altered.
 #[derive(Args)]

@@ -17,8 +17,8 @@ use recipe_common::device::DeviceChoice;
 use recipe_common::error::ErrorKind;
 use recipe_common::{RecipeError, Result};
 
-use crate::output::{print, size};
 use crate::source::{Input, open, records};
+use recipe_common::output::{print, size};
 use target::{Dtype, Target, TargetOptions};
 
 /// Convert a file of weights into another format, float type or size.

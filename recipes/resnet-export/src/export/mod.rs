@@ -15,7 +15,7 @@ use burn_nccl_inference::{Onnx, WeightType};
 use burn_nccl_models::{ResNet, ResNetConfig};
 use burn_nccl_records::{Manifest, Names, SaveFormat, SaveOptions, save, save_model};
 use clap::Args;
-use recipe_common::output::print;
+use recipe_common::output::{print, size};
 use recipe_common::parameters::parameters_sha256;
 use recipe_common::{RecipeError, Result};
 
@@ -201,14 +201,6 @@ fn write_manifest(info: &ExportInfo, folder: &Path, to: &Path) -> Result<Manifes
     let manifest = Manifest::describe(folder, &FILES).map_err(failed)?.with_metrics(metrics);
     manifest.write(folder).map_err(failed)?;
     Ok(manifest)
-}
-
-fn size(bytes: u64) -> String {
-    match bytes {
-        ..1000 => format!("{bytes} B"),
-        1000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
-        _ => format!("{:.1} MB", bytes as f64 / 1e6),
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use burn_nccl_inference::Onnx;
 use burn_onnx::{LoadStrategy, ModelGen};
+use recipe_common::output::harmless;
 
 use super::batch_norm::TrainableBatchNorm;
 use super::weights::with_fixed_identifiers;
@@ -82,8 +83,7 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with("Register hooks via"));
     let line = lines.collect::<Vec<_>>().join(" ");
-    let show = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    let mut shown: String = line.chars().take(MAX_CAUSE).map(show).collect();
+    let mut shown = harmless(&line.chars().take(MAX_CAUSE).collect::<String>());
     if line.chars().count() > MAX_CAUSE {
         shown.push_str("...");
     }

@@ -2,6 +2,7 @@
 
 use burn_nccl_inference::Engine;
 use recipe_common::Result;
+use recipe_common::output::columns;
 
 use crate::comparison::Difference;
 use crate::engine_options::inference;
@@ -56,14 +57,7 @@ pub(super) fn table(rows: &[Row], tolerance: f64) -> String {
             if row.fits(tolerance) { String::new() } else { "too far".to_owned() },
         ]
     });
-    let lines: Vec<[String; 7]> = std::iter::once(head).chain(cells).collect();
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 7] = std::array::from_fn(width);
-    let text = |line: &[String; 7]| {
-        let cells = line.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    lines.iter().map(text).collect()
+    columns(&std::iter::once(head).chain(cells).collect::<Vec<_>>())
 }
 
 impl Row {
