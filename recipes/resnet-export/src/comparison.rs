@@ -2,6 +2,9 @@
 
 use burn_nccl_inference::WeightType;
 
+/// Batch sizes to compare with: one alone, an odd one, and a full one.
+pub(crate) const BATCHES: [usize; 3] = [1, 3, 8];
+
 /// The difference of some logits from those of a reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Difference {

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use burn_nccl_inference::{Engine, EngineChoice, EngineKind, EngineOptions, load};
 use clap::Args;
 use recipe_common::Result;
+use recipe_common::metrics::peak_memory_bytes;
 use recipe_common::output::print;
 use serde_json::{Value, json};
 
 use crate::burn_engine::BurnEngine;
 use crate::engine_options::inference;
 use crate::package::{BURN_FILE, Package};
-use recipe_common::metrics::peak_memory_bytes;
 
 /// Runs one engine by orders on stdin.
 #[derive(Args)]

@@ -7,13 +7,10 @@ use recipe_common::{RecipeError, Result};
 
 use super::surroundings::Surroundings;
 use crate::burn_engine::BurnEngine;
-use crate::comparison::{Difference, top1};
+use crate::comparison::{BATCHES, Difference, top1};
 use crate::engine_options::inference;
 use crate::package::{BURN_FILE, MODEL_FILE};
 use crate::test_images::random_values;
-
-/// Batches of random images: one alone, an odd one, and a full one.
-const RANDOM_BATCHES: [usize; 3] = [1, 3, 8];
 
 /// Test images at once.
 const BATCH: usize = 8;
@@ -73,9 +70,9 @@ pub(super) fn check(
     let burn = BurnEngine::open(&folder.join(BURN_FILE), surroundings.preprocess.input)?;
     let mut pair =
         Pair { burn, exported, classes, difference: Difference::default(), logits: Default::default() };
-    let values = random_values(RANDOM_BATCHES.iter().sum::<usize>() * image);
+    let values = random_values(BATCHES.iter().sum::<usize>() * image);
     let mut values = values.as_slice();
-    for batch in RANDOM_BATCHES {
+    for batch in BATCHES {
         let (images, rest) = values.split_at(batch * image);
         values = rest;
         pair.run(batch, images)?;

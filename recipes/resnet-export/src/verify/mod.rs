@@ -12,9 +12,9 @@ use clap::Args;
 use recipe_common::output::print;
 use recipe_common::{RecipeError, Result};
 
-use self::rows::{BATCHES, Images, Row, run_all, table};
+use self::rows::{Images, Row, run_all, table};
 use crate::burn_engine::BurnEngine;
-use crate::comparison::{self, Difference};
+use crate::comparison::{self, BATCHES, Difference};
 use crate::engine_options::{EngineMeans, in_options, inference};
 use crate::export::tolerance;
 use crate::package::{BURN_FILE, FILES, MODEL_FILE, Package, check_files, read_manifest};

@@ -7,9 +7,6 @@ use recipe_common::output::columns;
 use crate::comparison::Difference;
 use crate::engine_options::inference;
 
-/// Batch sizes: one alone, an odd one, and a full one.
-pub(super) const BATCHES: [usize; 3] = [1, 3, 8];
-
 /// Images that every engine runs, and Burn's logits for them.
 pub(super) struct Images {
     pub(super) name: &'static str,
