@@ -16,6 +16,7 @@ mod engine_options;
 mod export;
 mod import;
 mod package;
+mod panic_text;
 mod picture;
 mod process;
 mod serve;

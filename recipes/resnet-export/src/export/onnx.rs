@@ -11,6 +11,7 @@ use burn_onnx::export::{AxisSpec, ExportError, InputSpec, OnnxExporter, Opset};
 
 use super::parameters::{Look, visit};
 use super::place::{Place, Recording};
+use crate::panic_text::panic_text;
 
 /// The operators' version that files are written in.
 pub(crate) const OPSET: Opset = Opset::V18;
@@ -93,8 +94,9 @@ where
         first_input.set(first_input.get().or_else(|| tensor_id(&images)));
         forward(module, images)
     };
-    let exported = catch_unwind(AssertUnwindSafe(|| export(module, image, spied)))
-        .map_err(|panic| OnnxError::NotRecordable { reason: panic_text(panic.as_ref()) })?;
+    let exported = catch_unwind(AssertUnwindSafe(|| export(module, image, spied))).map_err(|panic| {
+        OnnxError::NotRecordable { reason: panic_text(panic.as_ref()).unwrap_or("it panicked").to_owned() }
+    })?;
     exported.map_err(|error| explain(error, module, image, &forward, first_input.get()))
 }
 
@@ -155,11 +157,6 @@ fn explain<M: Module>(
 
 pub(super) fn tensor_id<const D: usize>(tensor: &Tensor<D>) -> Option<TensorId> {
     tensor.clone().try_into_primitive::<CaptureBackend>().ok().map(|primitive| primitive.id())
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
-    text.unwrap_or("it panicked").to_owned()
 }
 
 /// The path of the first parameter that is made for training. (The list of a module's devices does not tell.)

@@ -1,6 +1,5 @@
 //! Code and weights from a checked network, or one error.
 
-use std::any::Any;
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
@@ -11,6 +10,7 @@ use recipe_common::output::harmless;
 
 use super::batch_norm::TrainableBatchNorm;
 use super::weights::with_fixed_identifiers;
+use crate::panic_text::panic_text;
 
 /// Characters of a cause, which can be a whole node in Rust's notation.
 const MAX_CAUSE: usize = 400;
@@ -70,13 +70,7 @@ fn without_panic(work: impl FnOnce()) -> Result<(), String> {
     panic::set_hook(Box::new(|_| {}));
     let outcome = panic::catch_unwind(AssertUnwindSafe(work));
     panic::set_hook(hook);
-    outcome.map_err(|panic| text_of(panic.as_ref()))
-}
-
-fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "burn-onnx does not say why".into())
+    outcome.map_err(|panic| panic_text(panic.as_ref()).unwrap_or("burn-onnx does not say why").to_owned())
 }
 
 /// One line that moves no cursor, without the lines that speak to those who write a build script.
