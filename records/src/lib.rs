@@ -143,7 +143,7 @@ pub use compression::Zstd;
 pub use error::{Error, Result};
 pub use format::Format;
 pub use load::{LoadDType, LoadOptions, load, load_source};
-pub use manifest::{Fault, Manifest, ManifestFile, ManifestTensor, Verification};
+pub use manifest::{BURN_VERSION, Fault, Manifest, ManifestFile, ManifestTensor, Verification};
 pub use model::{Architecture, load_model, save_model};
 pub use names::Names;
 pub use report::{LoadReport, Misshapen, Missing, Mistyped};

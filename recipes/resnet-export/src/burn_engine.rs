@@ -5,12 +5,9 @@ use std::path::Path;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_nccl_inference::{Engine, Error};
 use burn_nccl_models::{ResNet, ResNetConfig};
-use burn_nccl_records::{Architecture, LoadDType, LoadOptions, Source, load_source};
+use burn_nccl_records::{Architecture, BURN_VERSION, LoadDType, LoadOptions, Source, load_source};
 use recipe_common::device::DeviceChoice;
 use recipe_common::{RecipeError, Result};
-
-/// The version of Burn that the workspace is pinned to.
-const BURN_VERSION: &str = "0.22.1";
 
 /// The network of a self-describing file on Burn's CPU backend, in f32.
 pub(crate) struct BurnEngine {

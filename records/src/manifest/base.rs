@@ -6,12 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use super::Verification;
 use super::files::{check_names, digest, open, tensors};
 use super::verification::{compare, is_lfs_pointer};
 use crate::atomic;
 use crate::error::{Error, Result};
+use crate::sha256::hex;
 
 /// A manifest that is larger is not read: JSON takes up to twenty times its size in memory.
 const MAX_BYTES: u64 = 16 << 20;
@@ -63,6 +65,14 @@ pub struct ManifestFile {
     pub bytes: u64,
     /// Its SHA-256 in lower-case hexadecimal.
     pub sha256: String,
+}
+
+impl ManifestFile {
+    /// Whether these are the file's bytes, by size and SHA-256: for who has read it, and must not find another one when it is
+    /// read again.
+    pub fn describes(&self, bytes: &[u8]) -> bool {
+        bytes.len() as u64 == self.bytes && hex(Sha256::new().chain_update(bytes)) == self.sha256
+    }
 }
 
 /// A tensor in a file of a [`Manifest`].
@@ -182,7 +192,7 @@ impl Manifest {
 }
 
 /// The version of Burn that this crate is pinned to.
-const BURN_VERSION: &str = "0.22.1";
+pub const BURN_VERSION: &str = "0.22.1";
 
 fn versions() -> BTreeMap<String, String> {
     let version = |name: &str, version: &str| (name.into(), version.into());

@@ -4,5 +4,5 @@ mod base;
 mod files;
 mod verification;
 
-pub use base::{Manifest, ManifestFile, ManifestTensor};
+pub use base::{BURN_VERSION, Manifest, ManifestFile, ManifestTensor};
 pub use verification::{Fault, Verification};

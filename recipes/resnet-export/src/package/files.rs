@@ -6,7 +6,6 @@ use std::path::Path;
 
 use burn_nccl_records::{Manifest, ManifestFile};
 use recipe_common::{RecipeError, Result};
-use sha2::{Digest, Sha256};
 
 use super::unusable;
 
@@ -50,16 +49,7 @@ pub(crate) fn read_at_most(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 
 /// Reads a described file once, so that what is used is what was hashed; none where it is not as described.
 pub(super) fn read_described(folder: &Path, file: &ManifestFile) -> Option<Vec<u8>> {
-    read_at_most(&folder.join(&file.name), file.bytes).ok().filter(|bytes| is_as_described(bytes, file))
-}
-
-/// Whether the bytes are those that the manifest means.
-pub(super) fn is_as_described(bytes: &[u8], file: &ManifestFile) -> bool {
-    bytes.len() as u64 == file.bytes && hex(bytes) == file.sha256
-}
-
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    read_at_most(&folder.join(&file.name), file.bytes).ok().filter(|bytes| file.describes(bytes))
 }
 
 /// The manifest of an export, which describes the files of these `names`.

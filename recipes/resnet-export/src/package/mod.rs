@@ -15,7 +15,7 @@ pub(crate) use self::files::{
     BURN_FILE, DEPLOYED, FILES, LABELS_FILE, MODEL_FILE, PREPROCESS_FILE, WEIGHTS_FILE, check_files,
     read_at_most, read_manifest,
 };
-use self::files::{described, is_as_described, read_described};
+use self::files::{described, read_described};
 pub(crate) use self::labels::{parse_labels, write_labels};
 pub(crate) use self::preprocess::{MAX_SIDE, Preprocess};
 
@@ -114,7 +114,7 @@ impl Package {
         for (name, bytes) in files.files() {
             let expected = described(&manifest, name)
                 .ok_or_else(|| damaged(format!("its manifest does not describe {name}")))?;
-            if !is_as_described(bytes, expected) {
+            if !expected.describes(bytes) {
                 return Err(damaged(format!("{name} is not what its manifest says")));
             }
         }
