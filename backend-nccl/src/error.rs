@@ -4,6 +4,7 @@ use std::{fmt, io, sync::Arc, time::Duration};
 
 use crate::{
     amp::Precision,
+    device_error::DeviceError,
     failure::{Failure, Ranks},
     group::WORLD,
     rendezvous::Refusal,
@@ -201,6 +202,16 @@ pub enum Error {
         op: OpKind,
         /// Whether this rank is the root.
         is_root: bool,
+    },
+    /// GPUs, the CUDA driver or NCCL are not as they must be. Known before anything is computed, and told on every rank.
+    #[error("{}{error}", of_rank(*rank, *world_size))]
+    Device {
+        /// The rank it happened on.
+        rank: usize,
+        /// The size of its group.
+        world_size: usize,
+        /// What is wrong.
+        error: DeviceError,
     },
     /// A collective failed, and with it the group: every later call returns the same `failure` at once.
     #[error(
@@ -644,6 +655,11 @@ impl Error {
 /// MPI's error class for a sentence, if there is one.
 pub(crate) fn class_of(class: i32) -> String {
     if class == 0 { String::new() } else { format!(" (error class {class})") }
+}
+
+/// Names the rank that something happened on, where there are several.
+fn of_rank(rank: usize, world_size: usize) -> String {
+    if world_size > 1 { format!("rank {rank} of {world_size}: ") } else { String::new() }
 }
 
 /// Names a group whose ranks are not those of the job.

@@ -96,6 +96,45 @@ pub enum Failure {
         /// MPI's words.
         text: String,
     },
+    /// NCCL refused something, or found that another rank is in trouble.
+    #[error(
+        "rank {rank} could not {action} by NCCL: error {code} ({text}); run again with NCCL_DEBUG=INFO for its own account"
+    )]
+    Nccl {
+        /// The rank it happened on.
+        rank: usize,
+        /// What was tried.
+        action: String,
+        /// NCCL's code.
+        code: i32,
+        /// NCCL's words.
+        text: String,
+    },
+    /// The CUDA driver refused something, or the GPU has failed.
+    #[error(
+        "rank {rank} could not {action} on its GPU: CUDA error {code} ({name}); look for Xid lines in the kernel log"
+    )]
+    Cuda {
+        /// The rank it happened on.
+        rank: usize,
+        /// What was tried.
+        action: String,
+        /// CUDA's code.
+        code: i32,
+        /// CUDA's name of it.
+        name: String,
+    },
+    /// All ranks have come to an operation, and NCCL does not end it.
+    #[error(
+        "NCCL did not end {operation} within {limit:.1?} although all ranks have come to it; run again with NCCL_DEBUG=INFO, \
+         and look at the network between the GPUs (NCCL_SOCKET_IFNAME, NCCL_P2P_DISABLE=1) and at their load"
+    )]
+    Stalled {
+        /// The operation.
+        operation: String,
+        /// The limit that passed.
+        limit: Duration,
+    },
     /// The operating system refused something that has nothing to do with a peer.
     #[error("rank {rank} could not {action}: {detail}")]
     System {

@@ -93,6 +93,9 @@ mod backends;
 mod batch_norm;
 pub mod ddp;
 mod deadline;
+mod device_error;
+#[cfg(feature = "nccl")]
+pub mod devices;
 mod dtype;
 mod error;
 mod failure;
@@ -112,6 +115,7 @@ pub mod transport;
 
 pub use ddp::{DdpConfig, DistributedDataParallel};
 pub use deadline::Deadline;
+pub use device_error::DeviceError;
 pub use error::{Error, Result};
 pub use failure::{CallSites, Failure};
 pub use group::{GroupOptions, ProcessGroup, Work};
@@ -119,4 +123,4 @@ pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
 pub use ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
 pub use rendezvous::Environment;
 pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
-pub use transport::{Buffer, DType, ReduceOp, TransportKind};
+pub use transport::{Buffer, DType, DeviceTransport, ReduceOp, StreamOrdering, TransportKind};

@@ -17,7 +17,7 @@ use crate::{
     deadline::Deadline,
     failure::Failure,
     site::CallSite,
-    transport::{Call, Collective, Patience, Signature, Transport},
+    transport::{Call, Collective, Patience, Signature, Transport, nccl::Slots},
 };
 
 /// What a collective needs. The communication thread holds it while it has work.
@@ -27,7 +27,9 @@ pub(super) struct Core {
     pub(super) world_size: usize,
     pub(super) options: GroupOptions,
     pub(super) order: Order,
-    pub(super) transport: Box<dyn Transport>,
+    pub(super) transport: Arc<dyn Transport>,
+    /// What carries its tensors on GPUs.
+    pub(super) devices: Slots,
     pub(super) watchdog: Arc<Watchdog>,
 }
 
@@ -98,7 +100,7 @@ impl Core {
         })
     }
 
-    fn failed(&self, signature: Signature, elapsed: Duration, failure: Failure) -> Error {
+    pub(super) fn failed(&self, signature: Signature, elapsed: Duration, failure: Failure) -> Error {
         let (rank, world_size, group) = (self.rank, self.world_size, self.watchdog.name.clone());
         let Signature { kind: op, sequence, .. } = signature;
         Error::Collective { op, sequence, rank, world_size, group, elapsed, failure: Box::new(failure) }
@@ -113,6 +115,8 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        // Before the goodbye, which says that this rank has done its part of everything.
+        self.devices.close();
         self.transport.close();
     }
 }

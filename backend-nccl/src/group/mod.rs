@@ -4,6 +4,10 @@ mod asynchronous;
 mod check;
 mod collectives;
 mod core;
+#[cfg(feature = "nccl")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without CUDA tensors only tests come here"))]
+mod device;
+mod device_work;
 mod flight;
 mod inside;
 mod options;
@@ -23,6 +27,11 @@ use std::{
 
 use self::{core::Core, order::Order, watchdog::Watchdog, worker::Worker};
 
+#[cfg(feature = "nccl")]
+pub use device::DeviceTransportReport;
+#[cfg(feature = "cuda")]
+pub(crate) use device::{DeviceRoute, Planned};
+pub use device_work::DeviceWork;
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
 pub use record::{
     Answer, FLIGHT_RECORD_VERSION, FlightRecord, Operation, RankStatus, RecordedFailure, State,
@@ -34,7 +43,7 @@ use crate::{
     Error, Result,
     deadline::Deadline,
     rendezvous::{Environment, Identity, Rendezvous, Secret, listen},
-    transport::{self, Buffer, Mesh, Single, Transport},
+    transport::{self, Buffer, Mesh, Single, Transport, nccl::Slots},
 };
 
 /// The name of the group of all ranks of a job.
@@ -152,7 +161,8 @@ impl ProcessGroup {
         let (rank, world_size) = (place.rank, place.world_size);
         let watchdog = Watchdog::new(name, rank, world_size, transport.name());
         transport.set_witness(watchdog.clone());
-        let core = Core { rank, world_size, options, order: Order::new(), transport, watchdog };
+        let (transport, devices) = (Arc::from(transport), Slots::default());
+        let core = Core { rank, world_size, options, order: Order::new(), transport, devices, watchdog };
         let inner = Arc::new(Inner {
             local_rank: place.local_rank,
             local_world_size: place.local_world_size,

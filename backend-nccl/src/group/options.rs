@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     Result,
-    rendezvous::{debug_requested, transport_requested},
-    transport::{TransportKind, Wish},
+    rendezvous::{debug_requested, requested},
+    transport::{DeviceTransport, StreamOrdering, TransportKind, Wish},
 };
 
 /// How long a collective may take unless told otherwise: longer than any step, shorter than a night.
@@ -39,6 +39,12 @@ pub struct GroupOptions {
     /// The transport. Default: `None`, what `BURN_NCCL_TRANSPORT` says (`auto`, `tcp`, `shm` or `mpi`), else
     /// [`TransportKind::Auto`].
     pub transport: Option<TransportKind>,
+    /// What carries CUDA tensors. Default: `None`, what `BURN_NCCL_DEVICE_TRANSPORT` says (`auto`, `nccl` or `host`), else
+    /// [`DeviceTransport::Auto`]. All ranks must agree.
+    pub device_transport: Option<DeviceTransport>,
+    /// How NCCL is ordered with the computation on a GPU. Default: `None`, what `BURN_NCCL_STREAM_ORDERING` says (`auto`,
+    /// `context-events` or `host-fence`), else [`StreamOrdering::Auto`].
+    pub stream_ordering: Option<StreamOrdering>,
     /// A test double: the number of the host on which each rank is to believe that it is, so that one machine plays
     /// several. Hidden and outside of any promise of stability: not for programs.
     #[doc(hidden)]
@@ -54,6 +60,8 @@ impl Default for GroupOptions {
             check: cfg!(debug_assertions) || debug_requested(),
             checksums: debug_requested(),
             transport: None,
+            device_transport: None,
+            stream_ordering: None,
             pretended_hosts: None,
         }
     }
@@ -96,9 +104,21 @@ impl GroupOptions {
         self
     }
 
+    /// Sets what carries CUDA tensors, over what the environment says.
+    pub fn with_device_transport(mut self, transport: DeviceTransport) -> Self {
+        self.device_transport = Some(transport);
+        self
+    }
+
+    /// Sets how NCCL is ordered with the computation, over what the environment says.
+    pub fn with_stream_ordering(mut self, ordering: StreamOrdering) -> Self {
+        self.stream_ordering = Some(ordering);
+        self
+    }
+
     /// What is asked for on this rank.
     pub(crate) fn wish(&self, rank: usize) -> Result<Wish> {
-        let kind = self.transport.map_or_else(transport_requested, Ok)?;
+        let kind = self.transport.map_or_else(|| requested("BURN_NCCL_TRANSPORT"), Ok)?;
         let pretended = self.pretended_hosts.as_ref().and_then(|hosts| hosts.get(rank));
         Ok(Wish { kind, host: pretended.map(|host| format!("a pretended host, {host}")) })
     }

@@ -4,7 +4,7 @@
 //! MPICH's Hydra, and those that SLURM's `srun` gives to a task.
 
 use super::challenge::Secret;
-use crate::{Error, Result, transport::TransportKind};
+use crate::{Error, Result};
 
 /// The run token of jobs whose launcher gives none.
 const DEFAULT_RUN_ID: &str = "default";
@@ -139,20 +139,25 @@ pub(crate) fn debug_requested() -> bool {
     std::env::var("BURN_NCCL_DEBUG").is_ok_and(|value| value == "1")
 }
 
-/// The transport that `BURN_NCCL_TRANSPORT` asks for, `auto` if it is not set.
+/// What a variable of this crate names, such as a transport; the default where it is not set.
 ///
 /// # Errors
 ///
 /// [`Error::EnvironmentInvalid`] for a name that is none.
-pub(crate) fn transport_requested() -> Result<TransportKind> {
-    const NAME: &str = "BURN_NCCL_TRANSPORT";
-    match std::env::var(NAME) {
+pub(crate) fn requested<T: std::str::FromStr<Err = String> + Default>(name: &str) -> Result<T> {
+    match std::env::var(name) {
         Ok(value) if !value.trim().is_empty() => value
             .trim()
             .parse()
-            .map_err(|expected| Error::EnvironmentInvalid { name: NAME.to_owned(), value, expected }),
-        _ => Ok(TransportKind::Auto),
+            .map_err(|expected| Error::EnvironmentInvalid { name: name.to_owned(), value, expected }),
+        _ => Ok(T::default()),
     }
+}
+
+/// A variable that names a file, such as a library.
+#[cfg(feature = "nccl")]
+pub(crate) fn named_file(name: &str) -> Option<std::path::PathBuf> {
+    std::env::var_os(name).filter(|path| !path.is_empty()).map(Into::into)
 }
 
 const TORCHRUN: [&str; 6] =

@@ -23,7 +23,9 @@ pub(crate) use admission::Admission;
 pub(crate) use call::{call, join_host_port};
 pub use challenge::Secret;
 pub use environment::Environment;
-pub(crate) use environment::{debug_requested, flight_record_folder, transport_requested};
+#[cfg(feature = "nccl")]
+pub(crate) use environment::named_file;
+pub(crate) use environment::{debug_requested, flight_record_folder, requested};
 pub(crate) use hello::{Hello, Identity, Role};
 pub(crate) use listen::{listen, listen_everywhere};
 pub use refusal::Refusal;

@@ -1,8 +1,12 @@
 //! The transport of a group of several ranks: control connections, and an engine that moves the data.
 
 use super::{
-    Buffer, Call, Collective, Mesh, Patience, Transport, Wish, Witness, control::Control, engine::Engine,
-    members::Members, mesh::Connecting, start,
+    Buffer, Call, Collective, Mesh, Patience, Transport, Wish, Witness,
+    control::{Control, Obstacle},
+    engine::Engine,
+    members::Members,
+    mesh::Connecting,
+    start,
 };
 use crate::{Error, Result, deadline::Deadline, failure::Failure, rendezvous::Role};
 
@@ -100,8 +104,17 @@ impl Transport for Meshed {
         Ok(())
     }
 
-    fn abort(&self, failure: Failure) {
-        self.fail(failure);
+    fn abort(&self, failure: Failure) -> Failure {
+        self.fail(self.examined(failure))
+    }
+
+    fn obstacle(&self) -> Option<Failure> {
+        let lost = || self.control.obstacle_among(None, self.all.others()).map(Obstacle::failure);
+        self.control.failure().or_else(lost)
+    }
+
+    fn gather(&self, label: &str, value: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Failure> {
+        self.control.gather(label, value, deadline)
     }
 
     fn allocate(&self, len_bytes: usize) -> Buffer {

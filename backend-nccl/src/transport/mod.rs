@@ -5,6 +5,7 @@ mod buffers;
 mod choose;
 pub(crate) mod control;
 mod data;
+mod device;
 mod dtype;
 mod engine;
 mod frame;
@@ -19,6 +20,12 @@ pub(crate) mod mpi;
 #[cfg(not(feature = "mpi"))]
 #[path = "no_mpi.rs"]
 pub(crate) mod mpi;
+#[cfg(feature = "nccl")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without CUDA tensors only tests come here"))]
+pub(crate) mod nccl;
+#[cfg(not(feature = "nccl"))]
+#[path = "no_nccl.rs"]
+pub(crate) mod nccl;
 mod plan;
 mod reduce;
 mod shm;
@@ -30,6 +37,7 @@ mod witness;
 use std::fmt;
 
 pub use buffer::Buffer;
+pub use device::{DeviceTransport, StreamOrdering};
 pub use dtype::{DType, ReduceOp};
 pub use frame::{OpKind, Signature};
 pub use kind::TransportKind;
@@ -218,8 +226,21 @@ pub(crate) trait Transport: Send + Sync + fmt::Debug {
     /// and the contents of the buffers that were written are undefined.
     fn execute(&self, call: Call, collective: Collective<'_>) -> Result<(), Failure>;
 
-    /// Ends the group on all ranks with this cause, and wakes a call that waits on another thread.
-    fn abort(&self, failure: Failure);
+    /// Ends the group on all ranks with this cause, and wakes a call that waits on another thread. Returns the first cause
+    /// there was; where ranks can be asked, a missed deadline knows then who is missing.
+    fn abort(&self, failure: Failure) -> Failure;
+
+    /// Why an operation that is under way beside this transport will not end: the group has ended, or a rank is lost. Cheap
+    /// while nothing has changed.
+    fn obstacle(&self) -> Option<Failure>;
+
+    /// Gives every rank every rank's `value`, in rank order, beside the order of collectives: for setting up, a few
+    /// kilobytes each. A label serves once at a time.
+    ///
+    /// # Errors
+    ///
+    /// A rank that has failed, left or died, or the deadline.
+    fn gather(&self, label: &str, value: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Failure>;
 
     /// Memory that this transport moves without a copy, zeroed; ordinary memory where it makes no difference.
     fn allocate(&self, len_bytes: usize) -> Buffer {

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use super::{Call, Collective, Transport};
-use crate::failure::Failure;
+use crate::{deadline::Deadline, failure::Failure};
 
 /// The transport of a world of one rank.
 #[derive(Debug, Default)]
@@ -32,8 +32,16 @@ impl Transport for Single {
         Ok(())
     }
 
-    fn abort(&self, failure: Failure) {
-        let _ = self.failure.set(failure);
+    fn abort(&self, failure: Failure) -> Failure {
+        self.failure.get_or_init(|| failure).clone()
+    }
+
+    fn obstacle(&self) -> Option<Failure> {
+        self.failure.get().cloned()
+    }
+
+    fn gather(&self, _label: &str, value: &[u8], _deadline: Deadline) -> Result<Vec<Vec<u8>>, Failure> {
+        Ok(vec![value.to_vec()])
     }
 
     fn close(&self) {}
