@@ -81,7 +81,8 @@ pub(crate) fn submit(communicator: &Arc<Communicator>, stream: usize, item: Outc
             Some((_, batch)) if batch.stream == stream => batch.items.push(item),
             Some(_) => {
                 group.error = Some(code::INVALID_USAGE);
-                return library().refuse(code::INVALID_USAGE, "a group with two streams for one communicator".into());
+                return library()
+                    .refuse(code::INVALID_USAGE, "a group with two streams for one communicator".into());
             }
         }
         Ok(())

@@ -47,7 +47,10 @@ fn checked(communicator: &Communicator, call: &Call) -> Result<Item, String> {
     let driver = library().driver().map_err(|_| "there is no driver")?;
     let device = driver.stream_device(call.stream);
     if device != communicator.device {
-        return Err(format!("stream {:#x} is of GPU {device}, the communicator of GPU {}", call.stream, communicator.device));
+        return Err(format!(
+            "stream {:#x} is of GPU {device}, the communicator of GPU {}",
+            call.stream, communicator.device
+        ));
     }
     let shape = Shape { kind: call.kind, dtype: call.dtype, op: call.op, peer, count: call.count };
     Ok(Item { function: call.function, shape, send, recv })
@@ -64,7 +67,12 @@ fn element_size(code: i32, reduces: bool) -> Result<usize, String> {
 }
 
 /// What this rank brings, and what it gets.
-fn regions(communicator: &Communicator, call: &Call, peer: usize, size: usize) -> Result<(Region, Region), String> {
+fn regions(
+    communicator: &Communicator,
+    call: &Call,
+    peer: usize,
+    size: usize,
+) -> Result<(Region, Region), String> {
     let bytes = call.count.checked_mul(size).filter(|bytes| bytes.checked_mul(communicator.ranks).is_some());
     let bytes = bytes.ok_or_else(|| format!("{} elements are too many", call.count))?;
     let all = bytes * communicator.ranks;
@@ -92,7 +100,12 @@ fn check_region(region: &Region, size: usize) -> Result<(), String> {
 }
 
 /// Send and receive memory may be the same in the ways that NCCL documents as in place, and not overlap otherwise.
-fn check_overlap(communicator: &Communicator, call: &Call, send: &Region, recv: &Region) -> Result<(), String> {
+fn check_overlap(
+    communicator: &Communicator,
+    call: &Call,
+    send: &Region,
+    recv: &Region,
+) -> Result<(), String> {
     let rank = communicator.rank as u64;
     let in_place = match call.kind {
         Kind::AllGather => send.address == recv.address + rank * send.len as u64,
@@ -100,7 +113,9 @@ fn check_overlap(communicator: &Communicator, call: &Call, send: &Region, recv: 
         _ => send.address == recv.address,
     };
     if send.overlaps(recv) && !in_place {
-        return Err(format!("send memory {send:x?} and receive memory {recv:x?} overlap and are not in place"));
+        return Err(format!(
+            "send memory {send:x?} and receive memory {recv:x?} overlap and are not in place"
+        ));
     }
     Ok(())
 }

@@ -95,7 +95,11 @@ impl Communicator {
             self.wait_for_abort();
             return Err(code::SYSTEM_ERROR);
         }
-        let gpu = config.cuda.devices.get(self.device as usize).map_or_else(String::new, |gpu| gpu.pci_bus_id.clone());
+        let gpu = config
+            .cuda
+            .devices
+            .get(self.device as usize)
+            .map_or_else(String::new, |gpu| gpu.pci_bus_id.clone());
         let hello = Message::Hello { rank: self.rank, ranks: self.ranks, version: config.nccl.version, gpu };
         let answer = id.connect().and_then(|socket| {
             let socket = Arc::new(socket);
@@ -126,8 +130,15 @@ impl Communicator {
             return Err(state.error);
         }
         if state.phase != Phase::Ready || state.waiting.is_some() {
-            let why = if state.waiting.is_some() { "while another call is in progress".into() } else { format!("{:?}", state.phase) };
-            return library().refuse(code::INVALID_USAGE, format!("{}: the communicator is not ready ({why})", batch.function()));
+            let why = if state.waiting.is_some() {
+                "while another call is in progress".into()
+            } else {
+                format!("{:?}", state.phase)
+            };
+            return library().refuse(
+                code::INVALID_USAGE,
+                format!("{}: the communicator is not ready ({why})", batch.function()),
+            );
         }
         let polls = library().config().in_progress_polls;
         if self.blocking || polls == 0 {
@@ -185,7 +196,8 @@ impl Communicator {
     /// What a poll reports; it also starts what waits for the last poll of a call.
     pub(crate) fn poll(self: &Arc<Self>) -> i32 {
         let errors = library().config().async_errors;
-        let due = |error: &&stubs::AsyncError| error.rank == self.rank && library().ended(self.rank) >= error.after;
+        let due =
+            |error: &&stubs::AsyncError| error.rank == self.rank && library().ended(self.rank) >= error.after;
         let mut state = lock(&self.state);
         if state.error == code::SUCCESS && state.phase == Phase::Ready {
             state.error = errors.iter().find(due).map_or(code::SUCCESS, |error| error.code);

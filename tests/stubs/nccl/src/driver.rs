@@ -4,7 +4,10 @@ use std::{ffi::c_void, path::Path};
 
 use libloading::Library;
 
-use crate::{code, library::{Outcome, library}};
+use crate::{
+    code,
+    library::{Outcome, library},
+};
 
 type Hosted = unsafe extern "C" fn(*mut c_void);
 
@@ -27,8 +30,12 @@ impl Driver {
         unsafe {
             Ok(Self {
                 check: *library.get(b"stub_cuda_check\0").map_err(|error| error.to_string())?,
-                current_device: *library.get(b"stub_cuda_current_device\0").map_err(|error| error.to_string())?,
-                stream_device: *library.get(b"stub_cuda_stream_device\0").map_err(|error| error.to_string())?,
+                current_device: *library
+                    .get(b"stub_cuda_current_device\0")
+                    .map_err(|error| error.to_string())?,
+                stream_device: *library
+                    .get(b"stub_cuda_stream_device\0")
+                    .map_err(|error| error.to_string())?,
                 enqueue: *library.get(b"stub_cuda_enqueue\0").map_err(|error| error.to_string())?,
                 _library: library,
             })
@@ -64,7 +71,10 @@ impl Driver {
             refused => {
                 // SAFETY: the driver has refused it, so nobody else has it.
                 drop(unsafe { Box::from_raw(data) });
-                library().refuse(code::UNHANDLED_CUDA_ERROR, format!("stream {stream:#x} takes nothing: code {refused}"))
+                library().refuse(
+                    code::UNHANDLED_CUDA_ERROR,
+                    format!("stream {stream:#x} takes nothing: code {refused}"),
+                )
             }
         }
     }

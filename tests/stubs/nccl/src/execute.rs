@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use stubs::PeerLoss;
+
 use crate::{
     batch::{Item, Region},
     code,
@@ -51,11 +53,14 @@ fn is_live(item: &Item, when: &str) -> bool {
         _ => Ok(()),
     };
     let checked = live(&item.send).and_then(|()| live(&item.recv));
-    checked.inspect_err(|reason| library().double.fault(format!("{}: {reason}, {when}", item.function))).is_ok()
+    checked
+        .inspect_err(|reason| library().double.fault(format!("{}: {reason}, {when}", item.function)))
+        .is_ok()
 }
 
 /// Brings the inputs to the hub and waits for all results. None if the communicator was aborted meanwhile.
 fn exchange(communicator: &Communicator, items: &[Item], inputs: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
+    let mut differ = false;
     let results = communicator.socket().and_then(|socket| {
         for (item, (operation, input)) in items.iter().zip(inputs).enumerate() {
             wire::write(&socket, &Message::Start { item, shape: operation.shape.clone() }, input).ok()?;
@@ -66,12 +71,10 @@ fn exchange(communicator: &Communicator, items: &[Item], inputs: &[Vec<u8>]) -> 
                 (Message::Done { item }, bytes) => *results.get_mut(item)? = Some(bytes),
                 (Message::Differ { text }, _) => {
                     library().double.fault(text);
+                    differ = true;
                     return None;
                 }
-                (Message::Lost { .. }, _) => {
-                    communicator.fail(code::REMOTE_ERROR);
-                    return None;
-                }
+                // A rank is lost.
                 _ => return None,
             }
         }
@@ -79,9 +82,10 @@ fn exchange(communicator: &Communicator, items: &[Item], inputs: &[Vec<u8>]) -> 
     });
     if results.is_none() {
         // As on a GPU: what cannot end is there until it is aborted.
-        if !communicator.is_aborted() {
-            communicator.wait_for_abort();
+        if !differ && !communicator.is_aborted() && library().config().peer_loss == PeerLoss::RemoteError {
+            communicator.fail(code::REMOTE_ERROR);
         }
+        communicator.wait_for_abort();
     }
     results
 }
@@ -95,12 +99,19 @@ fn finish(item: &Item, input: &[u8], result: &[u8]) {
         library().double.fault(format!("{}: its input was written while it ran", item.function));
     }
     if !item.send.overlaps(&item.recv) && read(&item.recv).iter().any(|&byte| byte != UNFINISHED) {
-        library().double.fault(format!("{}: its output was written by somebody else while it ran", item.function));
+        library()
+            .double
+            .fault(format!("{}: its output was written by somebody else while it ran", item.function));
     }
     if item.recv.len > 0 && result.len() == item.recv.len {
         write(&item.recv, result);
     } else if item.recv.len > 0 || item.shape.kind == Kind::Receive {
-        library().double.fault(format!("{}: {} bytes came for {}", item.function, result.len(), item.recv.len));
+        library().double.fault(format!(
+            "{}: {} bytes came for {}",
+            item.function,
+            result.len(),
+            item.recv.len
+        ));
     }
 }
 

@@ -80,17 +80,23 @@ fn misfit(hellos: &[(usize, usize, i32, String)]) -> Option<String> {
     for (index, (rank, ranks, version, gpu)) in hellos.iter().enumerate() {
         let (_, first_ranks, first_version, _) = &hellos[0];
         if ranks != first_ranks {
-            return Some(format!("one rank says that there are {first_ranks} ranks, and rank {rank} that there are {ranks}"));
+            return Some(format!(
+                "one rank says that there are {first_ranks} ranks, and rank {rank} that there are {ranks}"
+            ));
         }
         if version != first_version {
-            return Some(format!("Mismatched NCCL version detected : rank {rank} version {version}, other {first_version}"));
+            return Some(format!(
+                "Mismatched NCCL version detected : rank {rank} version {version}, other {first_version}"
+            ));
         }
         for (other, _, _, other_gpu) in &hellos[..index] {
             if other == rank {
                 return Some(format!("two ranks are rank {rank}"));
             }
             if other_gpu == gpu && !shared_gpu {
-                return Some(format!("Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device {gpu}"));
+                return Some(format!(
+                    "Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device {gpu}"
+                ));
             }
         }
     }
@@ -173,7 +179,8 @@ impl Hub {
         }
         let (Some(send), Some(receive)) = (sends.pop_front(), receives.pop_front()) else { return };
         if (send.shape.dtype, send.shape.count) != (receive.shape.dtype, receive.shape.count) {
-            let text = format!("rank {from} sends {:?}, and rank {to} receives {:?}", send.shape, receive.shape);
+            let text =
+                format!("rank {from} sends {:?}, and rank {to} receives {:?}", send.shape, receive.shape);
             return self.differ([from, to].into_iter(), &text);
         }
         self.tell(from, &Message::Done { item: send.item }, &[]);

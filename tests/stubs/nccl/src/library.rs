@@ -82,14 +82,23 @@ impl Library {
     }
 
     /// The communicator of a handle, for a call that must come from its thread unless any may make it.
-    pub(crate) fn enter(&self, function: &str, handle: usize, any_thread: bool) -> Outcome<Arc<Communicator>> {
+    pub(crate) fn enter(
+        &self,
+        function: &str,
+        handle: usize,
+        any_thread: bool,
+    ) -> Outcome<Arc<Communicator>> {
         let Some(communicator) = lock(&self.communicators).get(&handle).cloned() else {
-            let text = format!("{function}: no communicator {handle:#x}: it was never made, or it is destroyed or aborted");
+            let text = format!(
+                "{function}: no communicator {handle:#x}: it was never made, or it is destroyed or aborted"
+            );
             return self.refuse(code::INVALID_ARGUMENT, text);
         };
-        self.inject(function, Some(communicator.rank)).inspect_err(|code| communicator.say(format!("{function}: told to fail with {code}")))?;
+        self.inject(function, Some(communicator.rank))
+            .inspect_err(|code| communicator.say(format!("{function}: told to fail with {code}")))?;
         if !any_thread && !communicator.is_of_this_thread() {
-            let text = format!("{function}: called from another thread than the one that made the communicator");
+            let text =
+                format!("{function}: called from another thread than the one that made the communicator");
             return self.refuse(code::INVALID_USAGE, text);
         }
         Ok(communicator)

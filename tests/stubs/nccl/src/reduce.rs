@@ -13,15 +13,21 @@ pub(crate) fn reduce(parts: &[Vec<u8>], dtype: DataType, op: Reduction) -> Vec<u
         DataType::U32 => integers(parts, op, u32::from_le_bytes, |value: u32| value.to_le_bytes()),
         DataType::I64 => integers(parts, op, i64::from_le_bytes, |value: i64| value.to_le_bytes()),
         DataType::U64 => integers(parts, op, u64::from_le_bytes, |value: u64| value.to_le_bytes()),
-        DataType::F16 => singles(parts, op, |b| f16::from_le_bytes(b).to_f32(), |v| f16::from_f32(v).to_le_bytes()),
-        DataType::Bf16 => singles(parts, op, |b| bf16::from_le_bytes(b).to_f32(), |v| bf16::from_f32(v).to_le_bytes()),
+        DataType::F16 => {
+            singles(parts, op, |b| f16::from_le_bytes(b).to_f32(), |v| f16::from_f32(v).to_le_bytes())
+        }
+        DataType::Bf16 => {
+            singles(parts, op, |b| bf16::from_le_bytes(b).to_f32(), |v| bf16::from_f32(v).to_le_bytes())
+        }
         DataType::F32 => singles(parts, op, f32::from_le_bytes, f32::to_le_bytes),
-        DataType::F64 => fold(parts, f64::from_le_bytes, f64::to_le_bytes, parts.len() as f64, op, |op, a, b| match op {
-            Reduction::Sum | Reduction::Avg => a + b,
-            Reduction::Prod => a * b,
-            Reduction::Max => a.max(b),
-            Reduction::Min => a.min(b),
-        }),
+        DataType::F64 => {
+            fold(parts, f64::from_le_bytes, f64::to_le_bytes, parts.len() as f64, op, |op, a, b| match op {
+                Reduction::Sum | Reduction::Avg => a + b,
+                Reduction::Prod => a * b,
+                Reduction::Max => a.max(b),
+                Reduction::Min => a.min(b),
+            })
+        }
     }
 }
 

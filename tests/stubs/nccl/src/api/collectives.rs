@@ -17,9 +17,20 @@ fn start(communicator: usize, call: Call) -> i32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclAllReduce(send: u64, recv: u64, count: usize, dtype: i32, op: i32, communicator: usize, stream: usize) -> i32 {
+extern "C" fn ncclAllReduce(
+    send: u64,
+    recv: u64,
+    count: usize,
+    dtype: i32,
+    op: i32,
+    communicator: usize,
+    stream: usize,
+) -> i32 {
     let function = "ncclAllReduce";
-    start(communicator, Call { function, kind: Kind::AllReduce, send, recv, count, dtype, op, peer: 0, stream })
+    start(
+        communicator,
+        Call { function, kind: Kind::AllReduce, send, recv, count, dtype, op, peer: 0, stream },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -34,7 +45,10 @@ extern "C" fn ncclReduce(
     stream: usize,
 ) -> i32 {
     let function = "ncclReduce";
-    start(communicator, Call { function, kind: Kind::Reduce, send, recv, count, dtype, op, peer: root, stream })
+    start(
+        communicator,
+        Call { function, kind: Kind::Reduce, send, recv, count, dtype, op, peer: root, stream },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -48,13 +62,26 @@ extern "C" fn ncclBroadcast(
     stream: usize,
 ) -> i32 {
     let function = "ncclBroadcast";
-    start(communicator, Call { function, kind: Kind::Broadcast, send, recv, count, dtype, op: 0, peer: root, stream })
+    start(
+        communicator,
+        Call { function, kind: Kind::Broadcast, send, recv, count, dtype, op: 0, peer: root, stream },
+    )
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclAllGather(send: u64, recv: u64, count: usize, dtype: i32, communicator: usize, stream: usize) -> i32 {
+extern "C" fn ncclAllGather(
+    send: u64,
+    recv: u64,
+    count: usize,
+    dtype: i32,
+    communicator: usize,
+    stream: usize,
+) -> i32 {
     let function = "ncclAllGather";
-    start(communicator, Call { function, kind: Kind::AllGather, send, recv, count, dtype, op: 0, peer: 0, stream })
+    start(
+        communicator,
+        Call { function, kind: Kind::AllGather, send, recv, count, dtype, op: 0, peer: 0, stream },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -68,17 +95,37 @@ extern "C" fn ncclReduceScatter(
     stream: usize,
 ) -> i32 {
     let function = "ncclReduceScatter";
-    start(communicator, Call { function, kind: Kind::ReduceScatter, send, recv, count, dtype, op, peer: 0, stream })
+    start(
+        communicator,
+        Call { function, kind: Kind::ReduceScatter, send, recv, count, dtype, op, peer: 0, stream },
+    )
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclSend(send: u64, count: usize, dtype: i32, peer: i32, communicator: usize, stream: usize) -> i32 {
+extern "C" fn ncclSend(
+    send: u64,
+    count: usize,
+    dtype: i32,
+    peer: i32,
+    communicator: usize,
+    stream: usize,
+) -> i32 {
     let function = "ncclSend";
     start(communicator, Call { function, kind: Kind::Send, send, recv: 0, count, dtype, op: 0, peer, stream })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclRecv(recv: u64, count: usize, dtype: i32, peer: i32, communicator: usize, stream: usize) -> i32 {
+extern "C" fn ncclRecv(
+    recv: u64,
+    count: usize,
+    dtype: i32,
+    peer: i32,
+    communicator: usize,
+    stream: usize,
+) -> i32 {
     let function = "ncclRecv";
-    start(communicator, Call { function, kind: Kind::Receive, send: 0, recv, count, dtype, op: 0, peer, stream })
+    start(
+        communicator,
+        Call { function, kind: Kind::Receive, send: 0, recv, count, dtype, op: 0, peer, stream },
+    )
 }

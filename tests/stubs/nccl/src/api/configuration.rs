@@ -2,7 +2,10 @@
 
 use std::ffi::c_char;
 
-use crate::{code, library::{Outcome, library}};
+use crate::{
+    code,
+    library::{Outcome, library},
+};
 
 /// `NCCL_CONFIG_UNDEF_INT`.
 const UNSET: i32 = i32::MIN;
@@ -36,8 +39,10 @@ pub(crate) unsafe fn blocking(configuration: *const Configuration) -> Outcome<bo
         return Ok(true);
     }
     // SAFETY: the caller's promise: every version starts with these.
-    let (size, magic, version) = unsafe { ((*configuration).size, (*configuration).magic, (*configuration).version) };
-    let wrong = |what: String| library().refuse(code::INVALID_ARGUMENT, format!("ncclCommInitRankConfig: {what}"));
+    let (size, magic, version) =
+        unsafe { ((*configuration).size, (*configuration).magic, (*configuration).version) };
+    let wrong =
+        |what: String| library().refuse(code::INVALID_ARGUMENT, format!("ncclCommInitRankConfig: {what}"));
     if magic != MAGIC {
         return wrong(format!("the configuration's magic is {magic:#x} and not {MAGIC:#x}"));
     }

@@ -4,8 +4,7 @@ use std::ffi::c_char;
 
 use super::put;
 use crate::{
-    code,
-    hub,
+    code, hub,
     library::{Outcome, code_of, library},
     unique_id::{self, UniqueId},
 };
@@ -41,7 +40,9 @@ extern "C" fn ncclGetErrorString(code: i32) -> *const c_char {
 extern "C" fn ncclGetLastError(communicator: usize) -> *const c_char {
     match communicator {
         0 => c"".as_ptr(),
-        handle => library().enter("ncclGetLastError", handle, true).map_or(c"".as_ptr(), |found| found.said().as_ptr()),
+        handle => library()
+            .enter("ncclGetLastError", handle, true)
+            .map_or(c"".as_ptr(), |found| found.said().as_ptr()),
     }
 }
 

@@ -1,6 +1,9 @@
 //! How communicators begin and end.
 
-use super::{configuration::{self, Configuration}, put};
+use super::{
+    configuration::{self, Configuration},
+    put,
+};
 use crate::{
     batch::in_group,
     code,
@@ -10,7 +13,14 @@ use crate::{
 };
 
 /// Makes a communicator. One that does not block connects in a thread, and its handle is given at once.
-unsafe fn init(function: &str, out: *mut usize, ranks: i32, id: UniqueId, rank: i32, blocking: bool) -> Outcome {
+unsafe fn init(
+    function: &str,
+    out: *mut usize,
+    ranks: i32,
+    id: UniqueId,
+    rank: i32,
+    blocking: bool,
+) -> Outcome {
     library().inject(function, usize::try_from(rank).ok())?;
     let wrong = |code: i32, what: String| library().refuse(code, format!("{function}: {what}"));
     if ranks < 1 || !(0..ranks).contains(&rank) {
@@ -26,7 +36,8 @@ unsafe fn init(function: &str, out: *mut usize, ranks: i32, id: UniqueId, rank: 
     if device < 0 {
         return wrong(code::UNHANDLED_CUDA_ERROR, "no context is current".into());
     }
-    let made = library().add(|handle| Communicator::new(handle, rank as usize, ranks as usize, device, blocking));
+    let made =
+        library().add(|handle| Communicator::new(handle, rank as usize, ranks as usize, device, blocking));
     // SAFETY: the caller's promise.
     unsafe { put(out, made.handle) }?;
     if blocking {
