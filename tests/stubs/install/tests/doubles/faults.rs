@@ -1,5 +1,10 @@
 //! What callers can do wrong with NCCL, and that it is found.
 
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
 use stubs::Config;
 
 use crate::libraries::{Configuration, Doubles, NON_BLOCKING, UniqueId, ranks};
@@ -112,23 +117,31 @@ fn a_group_must_be_opened_before_it_is_closed() {
 #[test]
 fn ranks_that_call_different_things_are_found_and_hang_until_they_are_aborted() {
     let doubles = Doubles::new(&Config::default());
-    let id = doubles.unique_id();
+    let (id, found) = (doubles.unique_id(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for rank in 0..2 {
-            let doubles = &doubles;
+            let (doubles, found) = (&doubles, &found);
             scope.spawn(move || {
                 doubles.use_gpu(rank);
                 let (communicator, _) = doubles.join(2, id, rank);
-                let (stream, memory) = (doubles.stream(1), doubles.with(&[0; 64]));
+                let (stream, memory, done) = (doubles.stream(1), doubles.with(&[0; 64]), doubles.event());
                 let count = 8 + rank as usize;
                 assert_eq!(doubles.all_reduce((memory, memory, count, F32, SUM), communicator, stream), 0);
-                while doubles.stubs.faults().unwrap().is_empty() {
-                    std::thread::sleep(std::time::Duration::from_millis(2));
+                assert_eq!(doubles.record(done, stream), 0);
+                while !found.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(2));
                 }
-                assert_eq!(doubles.abort(communicator), 0);
+                assert_eq!((doubles.query(done), doubles.abort(communicator)), (600, 0));
                 assert_eq!(doubles.synchronize(stream), 0);
             });
         }
+        let mut faults = Vec::new();
+        while faults.len() < 2 {
+            faults.extend(doubles.faults());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        found.store(true, Ordering::Release);
+        assert!(faults.iter().all(|fault| fault.starts_with("collective 0 differs: ")), "{faults:?}");
     });
 }
 
