@@ -95,7 +95,8 @@ mod inside {
     #[ignore = "started with the doubles by a test above"]
     fn sync() {
         let client = client(0);
-        let handles: Vec<_> = (0..100).map(|len| client.create_from_slice(&numbered(1 + len * 100))).collect();
+        let handles: Vec<_> =
+            (0..100).map(|len| client.create_from_slice(&numbered(1 + len * 100))).collect();
         client.flush().unwrap();
         block_on(client.sync()).unwrap();
         drop(handles);
@@ -110,7 +111,8 @@ mod inside {
         let (first, second) = (client(0), client(1));
         let bytes = numbered(5000);
         let (here, there) = (first.create_from_slice(&bytes), second.create_from_slice(&bytes));
-        let resources = (first.get_resource::<CudaServer>(here), second.get_resource::<CudaServer>(there.clone()));
+        let resources =
+            (first.get_resource::<CudaServer>(here), second.get_resource::<CudaServer>(there.clone()));
         assert_ne!(resources.0.unwrap().resource().ptr, resources.1.unwrap().resource().ptr);
         assert_eq!(second.read_one(there).unwrap()[..5000], bytes);
         assert_no_faults();
@@ -122,7 +124,10 @@ mod inside {
         let client = client(0);
         let handle = client.empty(1 << 30);
         let error = client.get_resource::<CudaServer>(handle).err().expect("there are 16 MiB");
-        assert!(format!("{error:?}").contains("OutOfMemory") || format!("{error:?}").contains("too big"), "{error:?}");
+        assert!(
+            format!("{error:?}").contains("OutOfMemory") || format!("{error:?}").contains("too big"),
+            "{error:?}"
+        );
         assert_no_faults();
     }
 }
