@@ -24,7 +24,7 @@ fn sync_and_flush_end() {
 }
 
 #[test]
-fn bytes_move_from_one_gpu_to_the_other() {
+fn two_gpus_have_memory_of_their_own() {
     run(&Config::default(), "second_gpu");
 }
 
@@ -55,7 +55,14 @@ mod inside {
 
     fn assert_no_faults() {
         let stubs = Stubs::of_process().expect("started by `run_test`");
-        assert_eq!(stubs.faults().unwrap(), [""; 0]);
+        // Another instance than the server's would have no faults either: but nobody would have initialised it.
+        // SAFETY: the double runs nothing when it is loaded, and the function is of this type.
+        let code = unsafe {
+            let driver = libloading::Library::new(stubs.cuda_path()).unwrap();
+            let count = driver.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"cuDeviceGetCount\0").unwrap();
+            count(&mut 0)
+        };
+        assert_eq!((code, stubs.faults().unwrap()), (0, Vec::new()));
     }
 
     fn numbered(len: usize) -> Vec<u8> {
