@@ -329,6 +329,7 @@ pub(crate) mod tests {
     fn the_saved_configuration_repeats_the_run() {
         let given = [
             "--data=cifar100:/a b",
+            "--device=cuda:free",
             "--max-steps=5",
             "--wire=powersgd:2",
             "--no-overlap",
@@ -351,6 +352,7 @@ pub(crate) mod tests {
         assert_eq!(serde_json::to_string(&again).unwrap(), first);
         assert!(first.contains(r#""data":"cifar100:/a b""#), "{first}");
         assert!(first.contains(r#""wire":"powersgd:2:100""#), "{first}");
+        assert!(first.contains(r#""device":"cuda:free""#), "{first}");
     }
 
     #[test]
@@ -367,7 +369,8 @@ pub(crate) mod tests {
     fn buckets_are_small_on_a_cpu_and_pytorchs_on_a_gpu_unless_their_size_is_given() {
         let bytes = |backend: &'static str, given: &[&str]| {
             let args = std::iter::once("recipe").chain(given.iter().copied()).map(OsString::from);
-            let device = SelectedDevice { device: Device::default(), backend, name: String::new() };
+            let device =
+                SelectedDevice { device: Device::default(), backend, name: String::new(), gpu: None };
             ddp_config(&parse::<Options>(args).unwrap().distributed, &device).bucket_bytes
         };
         assert_eq!(bytes("flex", &[]), 4 << 20);

@@ -12,10 +12,12 @@ use burn_nccl::{DType, Environment, GroupOptions, ProcessGroup, ReduceOp};
 use crate::batch_size::{self, trial};
 use crate::config::{JobOptions, RunConfig, ddp_config};
 use crate::data::Images;
+use crate::device::SelectedGpu;
 use crate::error::{RecipeError, Result};
 use crate::launcher::{check_nodes, is_told, launch_config};
 use crate::options::{DistributedOptions, MixedPrecisionOptions, TrainOptions};
 use crate::parallel::Parallel;
+use crate::place::{PLACE, Place, warn_of_topology};
 use crate::progress::{self, display};
 use crate::resume::{self, Resume};
 use crate::train::{Run, initial_model};
@@ -86,7 +88,7 @@ fn check(
     }
     for local_rank in 0..ranks {
         let rank = node * ranks + local_rank;
-        let device = config.device.select(local_rank, ranks)?;
+        let device = config.device.preview(local_rank, ranks)?;
         images.train_loader(&config, &device.device, rank, world_size)?;
         images.test_loader(&config, &device.device, rank, world_size)?;
     }
@@ -116,7 +118,8 @@ fn run_rank(
     let images = Images::open(&config)?;
     resume::adapt(resume.as_ref(), &mut config, &images, rank, world_size)?;
     // All ranks of a machine try at the same time, since they will train at the same time.
-    let fitting = if options.find_batch_size { batch_size::find(&config)? } else { config.batch_size };
+    let fitting =
+        if options.find_batch_size { batch_size::find(&config, &device)? } else { config.batch_size };
 
     let timeout = Duration::from_secs_f64(distributed.timeout_seconds);
     // Another rank may still be searching.
@@ -135,7 +138,8 @@ fn run_rank(
         log::warn!("another rank has memory for {batch_size} images only");
     }
     config.shrink_batch(batch_size);
-    agree(&config, resume.as_ref(), &group)?;
+    let places = agree(&config, resume.as_ref(), device.gpu.as_ref(), &group)?;
+    warn_of_topology(&places, environment);
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;
     // Each rank draws the same weights; rank 0's are sent to all.
@@ -170,19 +174,26 @@ fn decided(own: bool, group: &ProcessGroup) -> Result<bool> {
     Ok(all.first().and_then(|rank_0| rank_0.first()) == Some(&1))
 }
 
-/// Refuses ranks that were started with other options. Most would train on without an error, and diverge.
-fn agree(config: &RunConfig, resume: Option<&Resume>, group: &ProcessGroup) -> Result<()> {
+/// Refuses ranks that were started with other options. Most would train on without an error, and diverge. Returns where each
+/// rank computes.
+fn agree(
+    config: &RunConfig,
+    resume: Option<&Resume>,
+    gpu: Option<&SelectedGpu>,
+    group: &ProcessGroup,
+) -> Result<Vec<Option<Place>>> {
     let what = "the ranks cannot train one model";
     let unwritten =
         |error| RecipeError::failure(what, format!("the options were not written: {error}"), "report it");
     let mut own = serde_json::to_value(config).map_err(unwritten)?;
     // Ranks may see a checkpoint under different paths, but it is the same one.
     own["resume"] = resume.map(Resume::identity).transpose()?.into();
+    own[PLACE] = serde_json::to_value(Place::own(gpu)).map_err(unwritten)?;
     let own = serde_json::to_vec(&own).map_err(unwritten)?;
     let all = group.all_gather_bytes(&own).map_err(|error| RecipeError::group(what, error))?;
     match all.iter().enumerate().find_map(|(rank, other)| difference(&all[0], other).map(|text| (rank, text)))
     {
-        None => Ok(()),
+        None => Ok(all.iter().map(|bytes| Place::sent(bytes)).collect()),
         Some((rank, text)) => Err(RecipeError::failure(
             what,
             format!("rank {rank} was started with other options than rank 0: {text}"),
@@ -198,7 +209,7 @@ fn agree(config: &RunConfig, resume: Option<&Resume>, group: &ProcessGroup) -> R
 /// The first option that differs between two configurations and matters to training.
 fn difference(first: &[u8], other: &[u8]) -> Option<String> {
     // Ranks may run on other machines, with other paths and numbers of processors. The weights are rank 0's.
-    const MAY_DIFFER: [&str; 5] = ["device", "workers", "data", "nproc-per-node", "weights"];
+    const MAY_DIFFER: [&str; 6] = ["device", "workers", "data", "nproc-per-node", "weights", PLACE];
     let read = |bytes: &[u8]| serde_json::from_slice::<Map<String, Value>>(bytes).unwrap_or_default();
     let (first, other) = (read(first), read(other));
     let keys = first.keys().chain(other.keys()).filter(|key| !MAY_DIFFER.contains(&key.as_str()));
@@ -216,6 +227,7 @@ mod tests {
     fn an_option_that_differs_is_named_with_both_values_unless_it_may() {
         let first = br#"{"lr":0.1,"device":"cpu","clip-grad-norm":null}"#;
         assert_eq!(difference(first, br#"{"lr":0.1,"device":"cuda","clip-grad-norm":null}"#), None);
+        assert_eq!(difference(first, br#"{"lr":0.1,"place":{"machine":"b"},"clip-grad-norm":null}"#), None);
         assert_eq!(
             difference(first, br#"{"lr":0.3,"device":"cpu","clip-grad-norm":null}"#),
             Some("--lr is 0.3, 0.1 on rank 0".into())
