@@ -89,7 +89,10 @@ impl Setup {
         let posts = self.gather("id", &own, self.deadline)?;
         let id = posts.into_iter().next().flatten().unwrap_or(Ok(Vec::new()));
         let id = id.map_err(|error| self.device_error(0, error))?;
-        let id = <[u8; 128]>::try_from(id).map_err(|_| self.unreadable("id"))?;
+        let id = <[u8; 128]>::try_from(id).map_err(|_| {
+            let detail = "its id for a communicator has a wrong length".into();
+            self.set_up(self.group.abort(Failure::Protocol { rank: 0, detail }))
+        })?;
         Ok(UniqueId(id))
     }
 
@@ -152,27 +155,37 @@ impl Setup {
             // The others may wait in NCCL for this rank, and then say nothing.
             Some(_) => Deadline::after(OUTCOME_LIMIT.min(self.deadline.later(SLACK).remaining())),
         };
-        match (self.gather::<std::result::Result<(), DeviceError>>("outcome", &own, deadline), failure) {
-            (Ok(outcomes), _) => {
-                let wrong = outcomes.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it.err()?)));
-                wrong.map_or(Ok(()), |(rank, error)| Err(self.device_error(rank, error)))
-            }
-            (Err(_), Some(failure)) => Err(self.set_up(self.group.abort(failure))),
-            (Err(error), None) => Err(error),
-        }
+        let outcomes = self.post::<std::result::Result<(), DeviceError>>("outcome", &own, deadline);
+        let outcomes = outcomes.map_err(|other| self.set_up(self.group.abort(failure.unwrap_or(other))))?;
+        let wrong = outcomes.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it.err()?)));
+        wrong.map_or(Ok(()), |(rank, error)| Err(self.device_error(rank, error)))
     }
 
-    /// Every rank's value, in rank order.
+    /// Every rank's value, in rank order. Without them the group has ended.
     fn gather<T: Serialize + DeserializeOwned>(
         &self,
         what: &str,
         own: &T,
         deadline: Deadline,
     ) -> Result<Vec<T>> {
-        let own = serde_json::to_vec(own).map_err(|_| self.unreadable(what))?;
-        let posts = self.group.gather(&format!("{}/{what}", self.label), &own, deadline);
-        let posts = posts.map_err(|failure| self.set_up(self.group.abort(failure)))?;
-        posts.iter().map(|post| serde_json::from_slice(post).map_err(|_| self.unreadable(what))).collect()
+        self.post(what, own, deadline).map_err(|failure| self.set_up(self.group.abort(failure)))
+    }
+
+    fn post<T: Serialize + DeserializeOwned>(
+        &self,
+        what: &str,
+        own: &T,
+        deadline: Deadline,
+    ) -> std::result::Result<Vec<T>, Failure> {
+        let unreadable = |rank| {
+            let detail = format!("its {what} for a communicator cannot be read");
+            Failure::Protocol { rank, detail }
+        };
+        let own = serde_json::to_vec(own).map_err(|_| unreadable(self.settings.rank))?;
+        let posts = self.group.gather(&format!("{}/{what}", self.label), &own, deadline)?;
+        let read =
+            |(rank, post): (usize, &Vec<u8>)| serde_json::from_slice(post).map_err(|_| unreadable(rank));
+        posts.iter().enumerate().map(read).collect()
     }
 
     fn device_error(&self, rank: usize, error: DeviceError) -> Error {
@@ -182,11 +195,6 @@ impl Setup {
     fn set_up(&self, failure: Failure) -> Error {
         let Settings { rank, world_size, .. } = self.settings;
         Error::SetUp { rank, world_size, failure }
-    }
-
-    fn unreadable(&self, what: &str) -> Error {
-        let detail = format!("its {what} for a communicator cannot be read");
-        self.set_up(Failure::Protocol { rank: self.settings.rank, detail })
     }
 }
 
