@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The changes that tests/stubs/mutations.sh makes: `mutations.py --list`, or `mutations.py NAME FOLDER` to make one."""
+"""The changes that tests/stubs/mutations.sh makes: `mutations.py --list`, `mutations.py NAME FOLDER` to make one, and
+`mutations.py --copy TREE FOLDER` to make a copy as it should be, in which nothing looks new that is as it was."""
 
 import pathlib
+import subprocess
 import sys
 
 NCCL = "backend-nccl/src/transport/nccl/"
@@ -102,7 +104,22 @@ MUTATIONS = [
 ]
 
 
+def copy(tree, folder):
+    files = subprocess.run(["git", "-C", tree, "ls-files", "-z"], check=True, capture_output=True).stdout
+    for file in files.decode().split("\0"):
+        source, target = pathlib.Path(tree, file), pathlib.Path(folder, file)
+        if not file or not source.is_file():
+            continue
+        contents = source.read_bytes()
+        if not target.is_file() or target.read_bytes() != contents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(contents)
+
+
 def main():
+    if sys.argv[1] == "--copy":
+        copy(*sys.argv[2:])
+        return
     if sys.argv[1:] == ["--list"]:
         print("\n".join(name for name, _, _ in MUTATIONS))
         return
