@@ -10,7 +10,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    api::{Api, UniqueId},
+    api::UniqueId,
     communicator::Communicator,
     compare::compare,
     engine::Settings,
@@ -61,8 +61,8 @@ pub(super) fn connect(group: Arc<dyn Transport>, settings: Settings, deadline: D
     let label = format!("nccl/{}", settings.number);
     let setup = Setup { group, settings, label, deadline };
     let found = setup.agree()?;
-    let id = setup.unique_id(&found.api)?;
-    setup.start(found, id)
+    let id = setup.unique_id(&found)?;
+    setup.start(&found, id)
 }
 
 impl Setup {
@@ -81,10 +81,10 @@ impl Setup {
     }
 
     /// The id that rank 0 makes.
-    fn unique_id(&self, api: &Api) -> Result<UniqueId> {
+    fn unique_id(&self, found: &Found) -> Result<UniqueId> {
         let own: Option<std::result::Result<Vec<u8>, DeviceError>> = (self.settings.rank == 0).then(|| {
-            let id = api.unique_id().map(|id| id.0.to_vec());
-            id.map_err(|refused| refused.device_error(self.settings.ordinal))
+            let id = found.api.unique_id().map(|id| id.0.to_vec());
+            id.map_err(|refused| found.explain(refused.device_error(self.settings.ordinal)))
         });
         let posts = self.gather("id", &own, self.deadline)?;
         let id = posts.into_iter().next().flatten().unwrap_or(Ok(Vec::new()));
@@ -97,47 +97,55 @@ impl Setup {
     }
 
     /// Makes the communicator on the thread that will own it, and learns how it went on all ranks.
-    fn start(&self, found: Found, id: UniqueId) -> Result<Running> {
-        let Found { api, gpu, ordering } = found;
-        let version = api.version.to_string();
+    fn start(&self, found: &Found, id: UniqueId) -> Result<Running> {
         let shared = Arc::new(Shared {
             rank: self.settings.rank,
             world_size: self.settings.world_size,
             timeout: self.settings.timeout,
             label: self.label.clone(),
             group: self.group.clone(),
-            events: Events::new(&gpu),
-            gpu,
-            comm: Communicator::new(api),
+            events: Events::new(&found.gpu),
+            gpu: found.gpu.clone(),
+            comm: Communicator::new(found.api.clone()),
             progress: Progress::default(),
             held: Default::default(),
         });
         let (queue, orders) = mpsc::channel();
+        let (made, threads) = self.make(&shared, id, orders);
+        let outcome = self.outcome(made.map_err(|unmade| unmade.explained(found)));
+        if let Err(error) = outcome {
+            // The threads end by themselves, the owner when it comes out of NCCL.
+            let failure = Failure::Aborted { rank: self.settings.rank, reason: error.to_string() };
+            shared.progress.fail(failure);
+            return Err(error);
+        }
+        let (ordering, version) = (found.ordering, found.api.version.to_string());
+        Ok(Running { shared, queue, threads, ordering, version })
+    }
+
+    /// Starts the threads, and waits until the communicator is made on this rank.
+    fn make(
+        &self,
+        shared: &Arc<Shared>,
+        id: UniqueId,
+        orders: mpsc::Receiver<Order>,
+    ) -> (std::result::Result<(), Unmade>, Vec<JoinHandle<()>>) {
         let (report, made) = mpsc::channel();
-        let (deadline, owned) = (self.deadline, shared.clone());
+        let (deadline, owned, watched) = (self.deadline, shared.clone(), shared.clone());
         let owner = spawn("burn-nccl-device", move || life::live(&owned, id, deadline, orders, &report));
-        let watched = shared.clone();
         let watchdog = spawn("burn-nccl-watch", move || watch::watch(watched));
         let made = match (&owner, &watchdog) {
             (Ok(_), Ok(_)) => made
                 .recv_timeout(self.deadline.later(SLACK).remaining())
                 .unwrap_or_else(|_| Err(Unmade::Failed(life::stalled(self.deadline)))),
-            (Err(detail), _) | (_, Err(detail)) => Err(Unmade::Failed(Failure::System {
-                rank: self.settings.rank,
-                action: "start a thread for its communicator".into(),
-                detail: detail.clone(),
-            })),
-        };
-        let threads = [owner, watchdog].into_iter().flatten().collect();
-        match self.outcome(made) {
-            Ok(()) => Ok(Running { shared, queue, threads, ordering, version }),
-            Err(error) => {
-                // The threads end by themselves, the owner when it comes out of NCCL.
-                let failure = Failure::Aborted { rank: self.settings.rank, reason: error.to_string() };
-                shared.progress.fail(failure);
-                Err(error)
+            (Err(detail), _) | (_, Err(detail)) => {
+                shared.progress.closed();
+                let action = "start a thread for its communicator".into();
+                let (rank, detail) = (self.settings.rank, detail.clone());
+                Err(Unmade::Failed(Failure::System { rank, action, detail }))
             }
-        }
+        };
+        (made, [owner, watchdog].into_iter().flatten().collect())
     }
 
     /// Whether all ranks have the communicator. Otherwise the same error on all.
