@@ -1,14 +1,23 @@
 //! Gives a test doubles of its own: copies in a folder of their own, so that each is loaded anew and knows no other test.
 
 use std::{
-    io,
+    io::{self, Read, Seek},
     path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    time::{Duration, Instant},
 };
 
 use libloading::{Library, Symbol};
 use tempfile::TempDir;
 
 use crate::{Config, elf};
+
+/// Tells a process which doubles it was started with.
+const FOLDER: &str = "BURN_NCCL_STUBS_FOLDER";
+/// Where the loader looks for libraries that are loaded by name.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// The longest that a test in a process of its own may take.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// Why the doubles cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +83,39 @@ impl Stubs {
         Self { folder: folder.to_owned(), _own: None }
     }
 
+    /// Those that this process was started with by [`Self::run_test`]; none where it was started otherwise.
+    pub fn of_process() -> Option<Self> {
+        std::env::var_os(FOLDER).map(|folder| Self::open(Path::new(&folder)))
+    }
+
+    /// Runs an ignored test of this program in a process of its own, where libraries that are loaded by name are the doubles:
+    /// for code that does not let itself be told a path, and that keeps what it has loaded. What the process said, if the
+    /// test did not run or did not pass.
+    ///
+    /// # Errors
+    ///
+    /// What the process said; or why it could not be started.
+    pub fn run_test(&self, name: &str) -> Result<(), String> {
+        let mut libraries = self.folder.clone().into_os_string();
+        if let Some(others) = std::env::var_os(LIBRARY_PATH) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(program);
+        command.args(["--ignored", "--exact", "--nocapture", name]);
+        command.env(LIBRARY_PATH, libraries).env(FOLDER, &self.folder);
+        let (status, said) = ended(command).map_err(|error| error.to_string())?;
+        // Without the count, a name that no test has would pass.
+        match status.is_some_and(|status| status.success()) && said.contains("test result: ok. 1 passed") {
+            true => Ok(()),
+            false => Err(match status {
+                Some(status) => format!("{name}: {status}\n{said}"),
+                None => format!("{name}: killed after {} s\n{said}", LONGEST.as_secs()),
+            }),
+        }
+    }
+
     /// The folder, for `LD_LIBRARY_PATH`.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -111,6 +153,29 @@ impl Stubs {
         tell(&self.cuda_path(), b"stub_cuda_configure\0", &text)?;
         tell(&self.nccl_path(), b"stub_nccl_configure\0", &text)
     }
+}
+
+/// Runs a program to its end, or kills it when it takes too long; what it said on both outputs.
+fn ended(mut command: Command) -> io::Result<(Option<ExitStatus>, String)> {
+    // A file, and not pipes: they would stop a program that nobody reads.
+    let mut said = tempfile::tempfile()?;
+    let mut program = command.stdout(said.try_clone()?).stderr(said.try_clone()?).spawn()?;
+    let start = Instant::now();
+    let status = loop {
+        match program.try_wait()? {
+            Some(status) => break Some(status),
+            None if start.elapsed() > LONGEST => break None,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    if status.is_none() {
+        program.kill()?;
+        program.wait()?;
+    }
+    let mut text = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut text)?;
+    Ok((status, String::from_utf8_lossy(&text).into_owned()))
 }
 
 fn text(config: &Config) -> Result<Vec<u8>, InstallError> {
