@@ -106,7 +106,11 @@ MUTATIONS = [
 
 def copy(tree, folder):
     files = subprocess.run(["git", "-C", tree, "ls-files", "-z"], check=True, capture_output=True).stdout
-    for file in files.decode().split("\0"):
+    files = files.decode().split("\0")
+    for old in pathlib.Path(folder).rglob("*.rs"):
+        if str(old.relative_to(folder)) not in files:
+            old.unlink()
+    for file in files:
         source, target = pathlib.Path(tree, file), pathlib.Path(folder, file)
         if not file or not source.is_file():
             continue

@@ -11,9 +11,9 @@ use std::{
 
 use stubs::{Injection, Operation, Stubs};
 
-use super::{Plan, Rank, values, wait};
+use super::{LIMIT, Plan, Rank, values, wait};
 use crate::{
-    Failure,
+    Deadline, Failure,
     transport::{
         DType, ReduceOp, StreamOrdering,
         nccl::operation::{DeviceOperation, Region},
@@ -88,6 +88,7 @@ fn memory_is_held_while_an_operation_is_under_way() {
         drop(flight.unwrap());
         std::thread::sleep(Duration::from_millis(300));
         assert!(!is_dropped.load(Ordering::SeqCst), "the device still uses it");
+        rank.group.transport().gather("held", &[], Deadline::after(LIMIT)).unwrap();
         if rank.rank == 0 {
             rank.group.abort("enough");
         }

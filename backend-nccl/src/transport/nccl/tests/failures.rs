@@ -327,14 +327,18 @@ fn a_failure_keeps_the_memory_until_the_stream_has_ended() {
             (config.cuda.seed, config.cuda.max_delay_us) = (seed, 1000);
         });
         plan.run(|rank| {
-            let blocks: Vec<Block> = (0..8).map(|_| rank.computed(&[1; 64])).collect();
+            let blocks: Vec<[Block; 3]> = (0..8)
+                .map(|_| [rank.computed(&[1; 64]), rank.computed(&[2; 64]), rank.memory(256)])
+                .collect();
             rank.sync();
+            // Copies that are still to come when the reduction after them is refused.
             let flights: Vec<_> = blocks
                 .into_iter()
-                .map(|block| {
-                    let (region, op) = (block.region, ReduceOp::Sum);
-                    let operation = DeviceOperation::AllReduce { send: region, recv: region, op };
-                    rank.start(operation, DType::U8, block)
+                .map(|[first, second, bucket]| {
+                    let parts = vec![(first.region, 0), (second.region, 128)];
+                    let bucket = (bucket.region, bucket);
+                    let operation = DeviceOperation::Bucket { parts, bucket: bucket.0, op: ReduceOp::Sum };
+                    rank.start(operation, DType::U8, (first, second, bucket))
                 })
                 .collect();
             super::wait(|| rank.nccl.shared.progress.failure().is_some());
