@@ -2,11 +2,40 @@
 //!
 //! One [`Nccl`] is one communicator of one group on one GPU. It needs the group's host transport to find its ranks, to
 //! hear of failures and to tell them.
+//!
+//! With context events a collective waits for all that its GPU has been given, the collectives of other groups included. So
+//! groups that share GPUs must make their calls in one order on all ranks, as NCCL itself asks of communicators; ranks that
+//! do not wait for each other until the deadline.
 
+mod api;
+mod built_for;
+mod candidates;
+mod codes;
+mod communicator;
+mod compare;
+mod driver;
 mod engine;
+mod event;
+mod find;
+mod gpu;
+mod issue;
+mod leave;
+mod library;
+mod life;
 mod operation;
+mod ordering;
+mod progress;
+mod refused;
+mod setup;
+mod shared;
 mod slots;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod thread;
+mod watch;
 
-pub(crate) use engine::{Flight, Nccl, Settings};
+pub(crate) use candidates::Libraries;
+pub(crate) use engine::{Nccl, Settings};
 pub(crate) use operation::{DeviceCall, DeviceOperation, Fence, Region};
 pub(crate) use slots::Slots;
