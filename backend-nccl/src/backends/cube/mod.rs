@@ -113,7 +113,6 @@ impl CollectiveBackend for CubeBackend {
 
 /// The CUDA ordinal of a device, which is also that of its context.
 fn cuda_ordinal(device: &CubeDevice) -> Option<usize> {
-    use burn::backend::DeviceOps;
     matches!(device, CubeDevice::Cuda(_)).then(|| device.to_id().index_id as usize)
 }
 
