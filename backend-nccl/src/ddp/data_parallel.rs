@@ -47,6 +47,8 @@ pub struct DistributedDataParallel {
     config: DdpConfig,
     reducer: Arc<Reducer>,
     lifts: Lifts,
+    /// Where gradients are averaged: never `Auto`.
+    bucket_storage: BucketStorage,
     /// Whether values go from device to device.
     broadcasts: bool,
     exposed: Duration,
@@ -117,7 +119,10 @@ impl DistributedDataParallel {
         }
         let sizes = trainable.iter().map(size).collect::<Result<Vec<_>>>()?;
         let choice = storage::choose(&candidates, wire, &devices, config, group)?;
-        let alignment = if choice.device.is_some() { DEVICE_ALIGNMENT_BYTES } else { HOST_ALIGNMENT_BYTES };
+        let (bucket_storage, alignment) = match choice.device {
+            Some(_) => (BucketStorage::Device, DEVICE_ALIGNMENT_BYTES),
+            None => (BucketStorage::Host, HOST_ALIGNMENT_BYTES),
+        };
         let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes, alignment);
         let plan = Arc::new(plan);
         let communicator = Arc::new(Communicator::new(hook, layouts(&plan, &trainable), group)?);
@@ -132,12 +137,18 @@ impl DistributedDataParallel {
         let names = trainable.into_iter().map(|parameter| parameter.name).collect();
         let reducer = Arc::new(Reducer::new(group, plan, names, communicator, storage, config));
         let (group, config) = (group.clone(), config.clone());
-        Ok((Self { group, config, reducer, lifts, broadcasts, exposed: Duration::ZERO }, model))
+        let exposed = Duration::ZERO;
+        Ok((Self { group, config, reducer, lifts, bucket_storage, broadcasts, exposed }, model))
     }
 
     /// The group that gradients are reduced over.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
+    }
+
+    /// Where gradients are averaged, on all ranks alike: never [`BucketStorage::Auto`].
+    pub fn bucket_storage(&self) -> BucketStorage {
+        self.bucket_storage
     }
 
     /// A copy of `model` to run one forward pass on. It shares the values and the running statistics of `model`, and

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_fusion::{
     Client, Fusion, FusionBackend, NoOp,
     custom::{CustomOpIr, OperationIr, OperationOutput, StreamId, TensorIr},
@@ -46,23 +46,11 @@ where
     }
 
     fn group_placement(tensor: FloatTensor<Self>, call: Call) -> Placement {
-        resolved::<B>(tensor).map_or_else(
-            |error| {
-                call.fail(call.device_error(error));
-                Placement::Host
-            },
-            |tensor| B::group_placement(tensor, call.clone()),
-        )
+        B::group_placement(probe::<B>(tensor.client.device()), call)
     }
 
     fn group_route(tensor: FloatTensor<Self>, call: Call) -> Route {
-        resolved::<B>(tensor).map_or_else(
-            |error| {
-                call.fail_alone(call.device_error(error));
-                Route::Host
-            },
-            |tensor| B::group_route(tensor, call.clone()),
-        )
+        B::group_route(probe::<B>(tensor.client.device()), call)
     }
 
     fn group_bucket_start(
@@ -137,6 +125,11 @@ fn adopted<B: FusionBackend>(
     let output = TensorIr::uninit(id, shape, dtype);
     let operation = OperationIr::Custom(CustomOpIr::new("collective", &[], &[output]));
     client.register(StreamId::current(), operation, NoOp::<B>::new()).output()
+}
+
+/// Some tensor of the device: to ask about that must not drain the queue.
+fn probe<B: Backend>(device: &B::Device) -> FloatTensor<B> {
+    B::float_empty(Shape::new([1]), device, FloatDType::F32)
 }
 
 fn zeros<B: Backend>(shape: Shape, device: &B::Device, dtype: DType) -> FloatTensor<B> {
