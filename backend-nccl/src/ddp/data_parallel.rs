@@ -7,24 +7,21 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::bucket::{self, GradientSize};
-use super::communication::{Communication, CommunicationHook, Communicator, HookState};
-use super::config::{DdpConfig, UnevenInputs};
+use super::communication::{Communication, CommunicationHook, HookState};
+use super::config::{BucketStorage, DdpConfig, UnevenInputs};
+use super::construction::{self, Prepared};
 use super::events::EventLog;
 use super::hand_out::gradients;
-use super::layout::layouts;
 use super::lift::Lifts;
-use super::parameters::Trainable;
 use super::reducer::Reducer;
 use super::replicate::{self, Covered};
-use super::{lift, module_hook, parameters, uneven};
+use super::storage::Wire;
+use super::{module_hook, uneven};
 use crate::amp::LossScale;
 use crate::backends;
-use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::site;
-use crate::sync_batch_norm;
 
 /// Data-parallel training of one model by all ranks of a group: each rank runs its own batches, gradients are
 /// averaged over ranks during the backward pass, and every rank takes the same optimizer step.
@@ -33,8 +30,9 @@ use crate::sync_batch_norm;
 ///
 /// One instance serves one model on one rank. All ranks must call its methods in the same order.
 ///
-/// The model may have its parts on several devices, such as a large embedding in host memory and the rest on a GPU: each
-/// gradient is reduced through host memory and returns to its parameter's device. The model's `forward` moves what
+/// On GPUs gradients are averaged without a trip through host memory, see [`ddp`](super). The model may also have its parts
+/// on several devices, such as a large embedding in host memory and the rest on a GPU: each gradient is then reduced
+/// through host memory and returns to its parameter's device. The model's `forward` moves what
 /// passes between them; `Tensor::to_device` is differentiable. Ranks may place their parts differently. The example
 /// `hybrid` of `burn-nccl-models` is such a model. (PyTorch: `device_ids=None`.)
 ///
@@ -45,6 +43,10 @@ pub struct DistributedDataParallel {
     config: DdpConfig,
     reducer: Arc<Reducer>,
     lifts: Lifts,
+    /// Where gradients are averaged: never `Auto`.
+    bucket_storage: BucketStorage,
+    /// Whether values go from device to device.
+    broadcasts: bool,
     exposed: Duration,
 }
 
@@ -59,7 +61,7 @@ impl DistributedDataParallel {
     /// hook cannot be meant; what the group's collectives return.
     #[track_caller]
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
-        Self::build(model, group, config, config.communication.hook())
+        Self::build(model, group, config, config.communication.hook(), Wire::of(&config.communication))
     }
 
     /// As [`new`](Self::new), with a communication hook of your own in the place of [`DdpConfig::communication`], which
@@ -82,7 +84,7 @@ impl DistributedDataParallel {
             );
             return Err(Error::CommunicationHookRefused { hook: hook.name(), reason });
         }
-        Self::build(model, group, config, hook)
+        Self::build(model, group, config, hook, None)
     }
 
     #[track_caller]
@@ -91,39 +93,25 @@ impl DistributedDataParallel {
         group: &ProcessGroup,
         config: &DdpConfig,
         hook: Box<dyn CommunicationHook>,
+        wire: Option<Wire>,
     ) -> Result<(Self, M)> {
         let _site = site::enter();
         backends::check()?;
-        let (model, synchronized) = sync_batch_norm::connect_and_count(model, group);
-        let (all, trainable) = parameters::list(&model);
-        replicate::check_same_model(&all, synchronized, config, hook.name(), group)?;
-        if synchronized > 0 && group.world_size() > 1 {
-            config.check_synchronized_layers()?;
-        }
-        let size = |parameter: &Trainable| {
-            let elements = parameter.shape.iter().product();
-            Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements })
-        };
-        let sizes = trainable.iter().map(size).collect::<Result<Vec<_>>>()?;
-        if trainable.is_empty() {
-            return Err(Error::NothingToTrain);
-        }
-        let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes);
-        let communicator = Communicator::new(hook, layouts(&plan, &trainable), group)?;
-        let model = replicate::broadcast(model, Covered::All, group)?;
-        let depths = if config.overlap { lift::depths(&plan) } else { vec![0; plan.buckets.len()] };
-        let lifts = Lifts::new(&depths, trainable.iter().map(|parameter| &parameter.device));
-        let names = trainable.into_iter().map(|parameter| parameter.name).collect();
-        let reducer = Arc::new(Reducer::new(group, plan, names, communicator, config));
-        Ok((
-            Self { group: group.clone(), config: config.clone(), reducer, lifts, exposed: Duration::ZERO },
-            model,
-        ))
+        let (prepared, model) = construction::prepare(model, group, config, hook, wire)?;
+        let (group, config) = (group.clone(), config.clone());
+        let Prepared { reducer, lifts, bucket_storage, broadcasts } = prepared;
+        let exposed = Duration::ZERO;
+        Ok((Self { group, config, reducer, lifts, bucket_storage, broadcasts, exposed }, model))
     }
 
     /// The group that gradients are reduced over.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
+    }
+
+    /// Where gradients are averaged, on all ranks alike: never [`BucketStorage::Auto`].
+    pub fn bucket_storage(&self) -> BucketStorage {
+        self.bucket_storage
     }
 
     /// A copy of `model` to run one forward pass on. It shares the values and the running statistics of `model`, and
@@ -239,7 +227,7 @@ impl DistributedDataParallel {
     #[track_caller]
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
         let _site = site::enter();
-        replicate::broadcast(model, Covered::Buffers, &self.group)
+        replicate::broadcast(model, Covered::Buffers, self.broadcasts, &self.group)
     }
 
     /// Tells the communication hook by what factor the losses are multiplied: `scaler.loss_scale()`, before training, on all
