@@ -5,6 +5,7 @@
 
 use std::{
     any::Any,
+    str::FromStr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -77,19 +78,24 @@ impl ProcessGroup {
     ///
     /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
     pub(crate) fn device_transport(&self) -> Result<DeviceTransport> {
-        let named = || requested::<DeviceTransport>("BURN_NCCL_DEVICE_TRANSPORT");
-        self.inner.core.options.device_transport.map_or_else(named, Ok)
+        self.setting(self.inner.core.options.device_transport, "BURN_NCCL_DEVICE_TRANSPORT")
+    }
+
+    /// A setting from the options or the environment. What cannot be read on one rank ends the group: the others are on
+    /// their way into a collective.
+    fn setting<T: FromStr<Err = String> + Default>(&self, option: Option<T>, name: &str) -> Result<T> {
+        let read = || requested(name).inspect_err(|error| self.inner.core.abort(&error.to_string()));
+        option.map_or_else(read, Ok)
     }
 
     fn connect_nccl(&self, ordinal: usize, number: u64) -> Result<Nccl> {
         let core = &self.inner.core;
-        let named = |name| requested::<StreamOrdering>(name);
         let settings = Settings {
             rank: core.rank,
             world_size: core.world_size,
             number,
             ordinal,
-            ordering: core.options.stream_ordering.map_or_else(|| named("BURN_NCCL_STREAM_ORDERING"), Ok)?,
+            ordering: self.setting(core.options.stream_ordering, "BURN_NCCL_STREAM_ORDERING")?,
             timeout: core.options.timeout,
             libraries: Libraries::from_environment(),
         };
