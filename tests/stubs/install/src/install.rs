@@ -1,0 +1,174 @@
+//! Gives a test doubles of its own: copies in a folder of their own, so that each is loaded anew and knows no other test.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use libloading::{Library, Symbol};
+use tempfile::TempDir;
+
+use crate::{Config, elf};
+
+/// Why the doubles cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The libraries have not been built.
+    #[error("{file} is not built (looked in {}); run cargo test --workspace, or build burn-nccl-stub-cuda and burn-nccl-stub-nccl", folders.join(", "))]
+    NotBuilt {
+        /// The file.
+        file: String,
+        /// Where it was looked for.
+        folders: Vec<String>,
+    },
+    /// A function that is to be missing was never there.
+    #[error("{file} has no function {symbol} that could be taken out")]
+    NoSymbol {
+        /// The file.
+        file: String,
+        /// The function.
+        symbol: String,
+    },
+    /// The folder cannot be filled.
+    #[error("cannot install the doubles: {0}")]
+    Io(#[from] io::Error),
+    /// A double cannot be loaded or asked.
+    #[error("cannot ask the double at {path}: {reason}")]
+    Ask {
+        /// The library.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Doubles of the driver and of NCCL in a folder of their own, which goes when this is dropped.
+///
+/// `libcuda.so.1` and `libcuda.so`, `libnccl.so.2` and `libnccl.so`, and `stub.json`. A process that loads them by path, or by
+/// name with the folder in `LD_LIBRARY_PATH`, has one instance of each, however often it loads them.
+#[derive(Debug)]
+pub struct Stubs {
+    folder: PathBuf,
+    _own: Option<TempDir>,
+}
+
+impl Stubs {
+    /// Copies the doubles to a new folder, with what they are told.
+    ///
+    /// # Errors
+    ///
+    /// [`InstallError`].
+    pub fn install(config: &Config) -> Result<Self, InstallError> {
+        let own = tempfile::Builder::new().prefix("burn-nccl-stubs-").tempdir()?;
+        let folder = own.path().to_owned();
+        copy("libstub_cuda.so", &folder, "libcuda.so.1", &config.cuda.missing)?;
+        copy("libstub_nccl.so", &folder, "libnccl.so.2", &config.nccl.missing)?;
+        std::os::unix::fs::symlink("libcuda.so.1", folder.join("libcuda.so"))?;
+        std::os::unix::fs::symlink("libnccl.so.2", folder.join("libnccl.so"))?;
+        std::fs::write(folder.join("stub.json"), text(config)?)?;
+        Ok(Self { folder, _own: Some(own) })
+    }
+
+    /// Those that another process has installed; they stay its own.
+    pub fn open(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), _own: None }
+    }
+
+    /// The folder, for `LD_LIBRARY_PATH`.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The double of the driver.
+    pub fn cuda_path(&self) -> PathBuf {
+        self.folder.join("libcuda.so.1")
+    }
+
+    /// The double of NCCL.
+    pub fn nccl_path(&self) -> PathBuf {
+        self.folder.join("libnccl.so.2")
+    }
+
+    /// What this process has done wrong with the doubles since the last call. Empty where all was right.
+    ///
+    /// # Errors
+    ///
+    /// [`InstallError::Ask`].
+    pub fn faults(&self) -> Result<Vec<String>, InstallError> {
+        let mut faults = taken(&self.cuda_path(), b"stub_cuda_faults\0")?;
+        faults.extend(taken(&self.nccl_path(), b"stub_nccl_faults\0")?);
+        Ok(faults)
+    }
+
+    /// Tells the doubles of this process something else from now on, and counts the calls of functions anew. The GPUs and the
+    /// missing functions stay as installed.
+    ///
+    /// # Errors
+    ///
+    /// [`InstallError::Ask`].
+    pub fn configure(&self, config: &Config) -> Result<(), InstallError> {
+        let text = text(config)?;
+        tell(&self.cuda_path(), b"stub_cuda_configure\0", &text)?;
+        tell(&self.nccl_path(), b"stub_nccl_configure\0", &text)
+    }
+}
+
+fn text(config: &Config) -> Result<Vec<u8>, InstallError> {
+    serde_json::to_vec_pretty(config).map_err(|error| InstallError::Io(error.into()))
+}
+
+/// Copies a library that cargo has built, without some functions.
+fn copy(built: &str, folder: &Path, name: &str, missing: &[String]) -> Result<(), InstallError> {
+    let mut library = std::fs::read(find(built)?)?;
+    for symbol in missing {
+        if !elf::hide(&mut library, symbol) {
+            return Err(InstallError::NoSymbol { file: built.to_owned(), symbol: symbol.clone() });
+        }
+    }
+    std::fs::write(folder.join(name), library)?;
+    Ok(())
+}
+
+/// Cargo puts the libraries of dependencies in `deps`, where tests are; programs and examples are beside that folder.
+fn find(file: &str) -> Result<PathBuf, InstallError> {
+    let program = std::env::current_exe()?;
+    let beside = program.parent().unwrap_or(Path::new("."));
+    let folders = [beside.to_owned(), beside.join("deps"), beside.join("../deps")];
+    let found = folders.iter().map(|folder| folder.join(file)).find(|path| path.is_file());
+    found.ok_or_else(|| InstallError::NotBuilt {
+        file: file.to_owned(),
+        folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+    })
+}
+
+/// Loads a double and gives one of its functions to `ask`.
+fn with<F, R>(path: &Path, function: &[u8], ask: impl FnOnce(&Symbol<'_, F>) -> R) -> Result<R, InstallError> {
+    let refused = |error: libloading::Error| InstallError::Ask { path: path.to_owned(), reason: error.to_string() };
+    // SAFETY: the doubles run nothing when they are loaded.
+    let library = unsafe { Library::new(path) }.map_err(refused)?;
+    // SAFETY: the callers below name the functions' types as the doubles define them.
+    let function = unsafe { library.get::<F>(function) }.map_err(refused)?;
+    Ok(ask(&function))
+}
+
+fn taken(path: &Path, function: &[u8]) -> Result<Vec<String>, InstallError> {
+    type Faults = unsafe extern "C" fn(*mut u8, usize) -> usize;
+    let mut buffer = vec![0_u8; 1 << 20];
+    let len = with::<Faults, _>(path, function, |faults| {
+        // SAFETY: the buffer is valid for its length.
+        unsafe { faults(buffer.as_mut_ptr(), buffer.len()) }
+    })?;
+    let unread = |reason: String| InstallError::Ask { path: path.to_owned(), reason };
+    let text = buffer.get(..len).ok_or_else(|| unread(format!("{len} bytes of faults")))?;
+    serde_json::from_slice(text).map_err(|error| unread(error.to_string()))
+}
+
+fn tell(path: &Path, function: &[u8], text: &[u8]) -> Result<(), InstallError> {
+    type Configure = unsafe extern "C" fn(*const u8, usize) -> i32;
+    // SAFETY: the text is valid for its length.
+    let code = with::<Configure, _>(path, function, |configure| unsafe { configure(text.as_ptr(), text.len()) })?;
+    match code {
+        0 => Ok(()),
+        code => Err(InstallError::Ask { path: path.to_owned(), reason: format!("code {code}") }),
+    }
+}
