@@ -5,6 +5,7 @@ mod device;
 mod outcome;
 mod parameters;
 mod ranks;
+mod small_net;
 mod training;
 
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ struct Options {
     /// Steps of each measurement.
     #[arg(long, default_value_t = 20)]
     steps: usize,
-    /// Steps of the soak, which trains a ResNet-18 on small images.
+    /// Steps of the soak, which trains a small network.
     #[arg(long, default_value_t = 1000)]
     soak_steps: usize,
     /// Rounds of the ordering checks.

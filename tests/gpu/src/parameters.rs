@@ -23,7 +23,7 @@ struct Fill(u64);
 
 impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // Norm layers start with ones and zeros, which need no formula.
+        // Only norm layers have vectors here: ones and zeros, which need no formula.
         if D == 1 {
             return param;
         }

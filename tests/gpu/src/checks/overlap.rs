@@ -2,15 +2,15 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use burn_nccl::ddp::DdpEvent;
 use burn_nccl::{DdpConfig, ProcessGroup, StreamOrdering};
-use burn_nccl_models::ResNetConfig;
+use burn_nccl_models::{ResNet, ResNetConfig};
 use serde_json::json;
 
 use crate::Options;
 use crate::outcome::Ending;
-use crate::training::{CLASSES, Training, median, random_batch};
+use crate::training::{CLASSES, END_OF_BACKWARD, Training, median, random_batch};
 
 /// Steps before the measurement, in which kernels are compiled and chosen.
 const WARM_UP: usize = 5;
@@ -27,12 +27,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
     let alone = measure(None, options)?;
     let after = measure(Some((&group, &DdpConfig::new().with_overlap(false))), options)?;
     let during = measure(Some((&group, &DdpConfig::new())), options)?;
-    let (launches_after, launches_during) = (early_launches(&after.events), early_launches(&during.events));
+    let (launches_after, launches_during) = (early_launches(&after.events)?, early_launches(&during.events)?);
     ensure!(
         launches_after == 0,
         "without overlap {launches_after} buckets were launched in the backward pass"
     );
-    ensure!(launches_during > 0, "no bucket was launched before the last gradient was there");
+    ensure!(launches_during > 0, "no bucket was launched in the backward pass");
     Ok(Ending::Passed(json!({
         "model": options.model.name(),
         "batch_size": options.batch_size,
@@ -47,7 +47,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
 
 fn measure(ranks: Option<(&ProcessGroup, &DdpConfig)>, options: &Options) -> anyhow::Result<Measured> {
     let batch = random_batch(options.batch_size, options.image_size, &options.device.device(0));
-    let mut training = Training::new(&ResNetConfig::new(options.model, CLASSES), batch, ranks)?;
+    let config = ResNetConfig::new(options.model, CLASSES);
+    let mut training: Training<ResNet> = Training::new(|device| config.init(device), batch, ranks)?;
     let (mut seconds, mut exposed) = (Vec::new(), Vec::new());
     for step in 0..WARM_UP.min(options.steps) + options.steps {
         let start = Instant::now();
@@ -57,16 +58,13 @@ fn measure(ranks: Option<(&ProcessGroup, &DdpConfig)>, options: &Options) -> any
             exposed.extend(training.ddp().map(|ddp| ddp.last_exposed_seconds()));
         }
     }
-    if let Some(ddp) = training.ddp() {
-        ddp.events().start();
-    }
-    training.step()?;
-    let events = training.ddp().map(|ddp| ddp.events().stop()).unwrap_or_default();
+    let events = training.traced_step()?;
     Ok(Measured { step_seconds: median(seconds), exposed_seconds: median(exposed), events })
 }
 
-/// How many buckets were launched before the last gradient was there.
-fn early_launches(events: &[DdpEvent]) -> usize {
-    let last = events.iter().rposition(|event| matches!(event, DdpEvent::GradientReady(_))).unwrap_or(0);
-    events[..last].iter().filter(|event| matches!(event, DdpEvent::BucketLaunched(_))).count()
+/// How many buckets were launched before the backward pass of the first layer had run.
+fn early_launches(events: &[DdpEvent]) -> anyhow::Result<usize> {
+    let end = events.iter().position(|event| *event == DdpEvent::Mark(END_OF_BACKWARD.into()));
+    let end = end.with_context(|| format!("the backward pass has no end: {events:?}"))?;
+    Ok(events[..end].iter().filter(|event| matches!(event, DdpEvent::BucketLaunched(_))).count())
 }

@@ -10,7 +10,6 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_nccl::launch::{LaunchConfig, RankOutput, run as launch};
 use burn_nccl::{DdpConfig, DistributedDataParallel, StreamOrdering};
-use burn_nccl_models::{Depth, NormConfig, ResNet, ResNetConfig, Stem};
 use serde_json::json;
 
 use super::{Check, Role};
@@ -19,13 +18,14 @@ use crate::device::Kind;
 use crate::outcome::Ending;
 use crate::parameters::{collect, fill, noise, relative_difference};
 use crate::ranks::{Process, arguments, device_index, two_ranks};
+use crate::small_net::{Network, SmallNet};
 use crate::training::{Batch, CLASSES};
 
 /// Images of one rank.
 const IMAGES: [usize; 4] = [8, 3, 16, 16];
 const RANKS: usize = 2;
 /// So small that there are many buckets, some of them between the collectives of norm layers.
-const BUCKET_BYTES: usize = 1 << 20;
+const BUCKET_BYTES: usize = 16 << 10;
 /// A part of the check's own limit.
 const LIMIT: Duration = Duration::from_secs(90);
 /// How far the update of ranks may be from the joined one, relative: the rounding of TF32 on a GPU, of f32 on the CPU.
@@ -87,7 +87,7 @@ pub(crate) fn play(role: Role, options: &Options) -> anyhow::Result<()> {
         let group = options.device.group(StreamOrdering::Auto)?;
         let device = options.device.device(device_index(options, group.local_rank())).autodiff();
         let config = DdpConfig::new().with_bucket_bytes(BUCKET_BYTES);
-        let (mut ddp, model) = DistributedDataParallel::new(net(&device), &group, &config)?;
+        let (mut ddp, model) = DistributedDataParallel::new(fill(SmallNet::new(&device)), &group, &config)?;
         let loss = loss(&ddp.hook(&model)?, batch(&[group.rank()], &device));
         let gradients = ddp.backward(&loss, &model)?;
         let update = update(model, gradients);
@@ -96,20 +96,14 @@ pub(crate) fn play(role: Role, options: &Options) -> anyhow::Result<()> {
     }
     let device = options.device.device(0).autodiff();
     let ranks: &[usize] = if role == Role::Joined { &[0, 1] } else { &[0] };
-    let model = net(&device);
+    let model = fill(SmallNet::new(&device));
     let gradients = GradientsParams::from_grads(loss(&model, batch(ranks, &device)).backward(), &model);
     write(report, &update(model, gradients))
 }
 
-fn net(device: &Device) -> ResNet {
-    let config =
-        ResNetConfig::new(Depth::ResNet18, CLASSES).with_stem(Stem::Cifar).with_norm(NormConfig::SyncBatch);
-    fill(config.init(device))
-}
-
-fn loss(model: &ResNet, (images, labels): Batch) -> Tensor<1> {
+fn loss(model: &SmallNet, (images, labels): Batch) -> Tensor<1> {
     let criterion = CrossEntropyLossConfig::new().init(&images.device());
-    criterion.forward(model.forward(images), labels)
+    criterion.forward(model.logits(images), labels)
 }
 
 /// The images of these ranks, one after the other.
@@ -125,7 +119,7 @@ fn batch(ranks: &[usize], device: &Device) -> Batch {
 }
 
 /// What a step of plain gradient descent adds to the parameters.
-fn update(model: ResNet, gradients: GradientsParams) -> Vec<f32> {
+fn update(model: SmallNet, gradients: GradientsParams) -> Vec<f32> {
     let before = collect(&model);
     let after = collect(&SgdConfig::new().init().step(1.0, model, gradients));
     after.iter().zip(&before).map(|(after, before)| after - before).collect()

@@ -6,15 +6,16 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use burn::tensor::Device;
 use burn_nccl::{DdpConfig, StreamOrdering};
-use burn_nccl_models::{Depth, NormConfig, ResNetConfig, Stem};
 use serde_json::json;
 
 use crate::Options;
 use crate::outcome::Ending;
-use crate::training::{CLASSES, Training, random_batch};
+use crate::small_net::SmallNet;
+use crate::training::{Training, random_batch};
 
 const ROWS: usize = 16;
 const IMAGE_SIZE: usize = 32;
+const BUCKET_BYTES: usize = 16 << 10;
 /// A page for the kernel, as `/proc` counts.
 const PAGE_BYTES: u64 = 4096;
 /// What host memory may grow by: allocators keep some of what threads have freed.
@@ -33,16 +34,17 @@ struct Held {
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
     let (device, group) = (options.device.device(0), options.device.group(StreamOrdering::Auto)?);
-    let config =
-        ResNetConfig::new(Depth::ResNet18, CLASSES).with_stem(Stem::Cifar).with_norm(NormConfig::SyncBatch);
+    // Several buckets, with the collectives of the norm layers between them.
+    let config = DdpConfig::new().with_bucket_bytes(BUCKET_BYTES);
     let batch = random_batch(ROWS, IMAGE_SIZE, &device);
-    let mut training = Training::new(&config, batch, Some((&group, &DdpConfig::new())))?;
+    let mut training = Training::new(SmallNet::new, batch, Some((&group, &config)))?;
     let (mut held, start) = (Vec::with_capacity(options.soak_steps), Instant::now());
     for _ in 0..options.soak_steps {
         training.step()?;
         held.push(Held::now(&device)?);
     }
     let part = (options.soak_steps / 10).max(1);
+    ensure!(held.len() >= 2 * part, "a soak has two steps at least");
     let (first, last) = (Held::most(&held[..part]), Held::most(&held[held.len() - part..]));
     let figures = json!({
         "steps": options.soak_steps,
