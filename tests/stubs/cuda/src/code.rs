@@ -29,7 +29,10 @@ pub(crate) fn described(code: i32) -> Option<(&'static [u8], &'static [u8])> {
         719 => (b"CUDA_ERROR_LAUNCH_FAILED\0", b"unspecified launch failure\0"),
         NOT_PERMITTED => (b"CUDA_ERROR_NOT_PERMITTED\0", b"operation not permitted\0"),
         NOT_SUPPORTED => (b"CUDA_ERROR_NOT_SUPPORTED\0", b"operation not supported\0"),
-        803 => (b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH\0", b"system has unsupported display driver / cuda driver combination\0"),
+        803 => (
+            b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH\0",
+            b"system has unsupported display driver / cuda driver combination\0",
+        ),
         999 => (b"CUDA_ERROR_UNKNOWN\0", b"unknown error\0"),
         _ => return None,
     })

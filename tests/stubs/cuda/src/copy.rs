@@ -53,7 +53,8 @@ impl Copy {
             && driver.memory.kind_of(address).is_none()
         {
             // SAFETY: the caller promises host memory of the copy's extent.
-            let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, self.extent(self.source_pitch)) };
+            let bytes =
+                unsafe { std::slice::from_raw_parts(address as *const u8, self.extent(self.source_pitch)) };
             self.source = Side::Staged(Arc::new(bytes.to_vec()));
         }
         let pageable = matches!(self.target, Side::Host(address) if driver.memory.kind_of(address).is_none());
@@ -71,7 +72,9 @@ impl Copy {
     }
 
     fn check(&self, driver: &Driver) -> Result<(), String> {
-        for (side, pitch, name) in [(&self.source, self.source_pitch, "from"), (&self.target, self.target_pitch, "to")] {
+        for (side, pitch, name) in
+            [(&self.source, self.source_pitch, "from"), (&self.target, self.target_pitch, "to")]
+        {
             let (address, known) = match side {
                 Side::Device(address) => (*address, true),
                 Side::Host(address) => (*address, driver.memory.kind_of(*address).is_some()),
@@ -79,7 +82,9 @@ impl Copy {
             };
             let len = self.extent(pitch);
             let bad = if known { driver.memory.check(address, len).err() } else { None };
-            bad.map_or(Ok(()), |bad| Err(format!("{}: {} {}", self.function, name, describe(&bad, address, len))))?;
+            bad.map_or(Ok(()), |bad| {
+                Err(format!("{}: {} {}", self.function, name, describe(&bad, address, len)))
+            })?;
         }
         Ok(())
     }
@@ -104,14 +109,24 @@ impl Copy {
 }
 
 /// Appends a fill to a stream.
-pub(crate) fn fill(function: &'static str, address: u64, value: u8, len: usize, stream: usize, wait: bool) -> Outcome {
+pub(crate) fn fill(
+    function: &'static str,
+    address: u64,
+    value: u8,
+    len: usize,
+    stream: usize,
+    wait: bool,
+) -> Outcome {
     let driver = driver();
     let stream = driver.stream_at(function, stream)?;
     if len == 0 {
         return Ok(());
     }
     let checked = move || {
-        driver.memory.check(address, len).map_err(|bad| format!("{function}: {}", describe(&bad, address, len)))
+        driver
+            .memory
+            .check(address, len)
+            .map_err(|bad| format!("{function}: {}", describe(&bad, address, len)))
     };
     checked().or_else(|text| driver.refuse(code::INVALID_VALUE, text))?;
     let mark = driver.context_of(stream.device as i32)?.submit(&stream, move || match checked() {

@@ -71,9 +71,13 @@ impl Driver {
             return Err(code);
         }
         if IN_HOST_FUNCTION.get() {
-            return self.refuse(code::NOT_PERMITTED, format!("{function} was called from a host function of a stream"));
+            return self.refuse(
+                code::NOT_PERMITTED,
+                format!("{function} was called from a host function of a stream"),
+            );
         }
-        let early = ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress"];
+        let early =
+            ["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress"];
         if !self.initialized.load(Ordering::Acquire) && !early.contains(&function) {
             return Err(code::NOT_INITIALIZED);
         }

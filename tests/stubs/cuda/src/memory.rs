@@ -70,7 +70,9 @@ impl Memory {
     /// Frees a block by its address; else says why it is none. With `poison` it is filled and kept for ever.
     pub(crate) fn free(&self, address: u64, pinned: bool, poison: bool) -> Result<(), String> {
         let mut blocks = lock(&self.blocks);
-        let Some(block) = blocks.get_mut(&address) else { return Err(format!("{address:#x} is no allocation")) };
+        let Some(block) = blocks.get_mut(&address) else {
+            return Err(format!("{address:#x} is no allocation"));
+        };
         if block.freed {
             return Err(format!("{address:#x} was freed before"));
         }
@@ -117,7 +119,8 @@ impl Memory {
             let bytes = unsafe { std::slice::from_raw_parts_mut(*address as *mut u8, block.len) };
             if bytes.iter().any(|&byte| byte != POISON) {
                 bytes.fill(POISON);
-                spoilt.push(format!("{} bytes at {address:#x} were written after they were freed", block.len));
+                spoilt
+                    .push(format!("{} bytes at {address:#x} were written after they were freed", block.len));
             }
         }
         spoilt

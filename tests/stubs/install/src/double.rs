@@ -112,7 +112,8 @@ impl Double {
                 Some(_) if injection.who == who => of_one,
                 Some(_) => None,
             };
-            injection.function == function && calls.is_some_and(|calls| injection.call == 0 || injection.call == calls)
+            injection.function == function
+                && calls.is_some_and(|calls| injection.call == 0 || injection.call == calls)
         });
         hit.map(|injection| injection.code)
     }

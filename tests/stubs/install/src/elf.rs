@@ -20,7 +20,8 @@ fn name_of(library: &[u8], symbol: &str) -> Option<usize> {
     let size = number(library, 0x3a, 2)?;
     let sections = number(library, 0x3c, 2)?;
     let section = |index: usize| table + index * size;
-    let dynamic = (0..sections).map(section).find(|&at| number(library, at + 4, 4) == Some(SHT_DYNSYM as usize))?;
+    let dynamic =
+        (0..sections).map(section).find(|&at| number(library, at + 4, 4) == Some(SHT_DYNSYM as usize))?;
     let names = section(number(library, dynamic + 0x28, 4)?);
     let (strings, symbols) = (number(library, names + 0x18, 8)?, number(library, dynamic + 0x18, 8)?);
     let count = number(library, dynamic + 0x20, 8)? / 24;

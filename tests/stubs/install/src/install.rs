@@ -142,8 +142,13 @@ fn find(file: &str) -> Result<PathBuf, InstallError> {
 }
 
 /// Loads a double and gives one of its functions to `ask`.
-fn with<F, R>(path: &Path, function: &[u8], ask: impl FnOnce(&Symbol<'_, F>) -> R) -> Result<R, InstallError> {
-    let refused = |error: libloading::Error| InstallError::Ask { path: path.to_owned(), reason: error.to_string() };
+fn with<F, R>(
+    path: &Path,
+    function: &[u8],
+    ask: impl FnOnce(&Symbol<'_, F>) -> R,
+) -> Result<R, InstallError> {
+    let refused =
+        |error: libloading::Error| InstallError::Ask { path: path.to_owned(), reason: error.to_string() };
     // SAFETY: the doubles run nothing when they are loaded.
     let library = unsafe { Library::new(path) }.map_err(refused)?;
     // SAFETY: the callers below name the functions' types as the doubles define them.
@@ -166,7 +171,8 @@ fn taken(path: &Path, function: &[u8]) -> Result<Vec<String>, InstallError> {
 fn tell(path: &Path, function: &[u8], text: &[u8]) -> Result<(), InstallError> {
     type Configure = unsafe extern "C" fn(*const u8, usize) -> i32;
     // SAFETY: the text is valid for its length.
-    let code = with::<Configure, _>(path, function, |configure| unsafe { configure(text.as_ptr(), text.len()) })?;
+    let code =
+        with::<Configure, _>(path, function, |configure| unsafe { configure(text.as_ptr(), text.len()) })?;
     match code {
         0 => Ok(()),
         code => Err(InstallError::Ask { path: path.to_owned(), reason: format!("code {code}") }),

@@ -26,7 +26,10 @@ unsafe extern "C" fn cuDevicePrimaryCtxRetain(out: *mut usize, device: i32) -> i
 extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> i32 {
     call("cuDevicePrimaryCtxRelease_v2", |driver| match driver.context_of(device)?.release() {
         true => Ok(()),
-        false => driver.refuse(code::INVALID_CONTEXT, "cuDevicePrimaryCtxRelease_v2: released more often than retained".into()),
+        false => driver.refuse(
+            code::INVALID_CONTEXT,
+            "cuDevicePrimaryCtxRelease_v2: released more often than retained".into(),
+        ),
     })
 }
 

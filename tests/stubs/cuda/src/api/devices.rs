@@ -13,7 +13,10 @@ use crate::{
 /// The GPU of an ordinal; its handle is the ordinal.
 fn device(driver: &Driver, ordinal: i32) -> Outcome<Device> {
     let devices = &driver.config().cuda.devices;
-    usize::try_from(ordinal).ok().and_then(|ordinal| devices.get(ordinal).cloned()).ok_or(code::INVALID_DEVICE)
+    usize::try_from(ordinal)
+        .ok()
+        .and_then(|ordinal| devices.get(ordinal).cloned())
+        .ok_or(code::INVALID_DEVICE)
 }
 
 #[unsafe(no_mangle)]

@@ -71,7 +71,8 @@ extern "C" fn cuEventDestroy_v2(event: usize) -> i32 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventElapsedTime(ms: *mut f32, start: usize, end: usize) -> i32 {
     call("cuEventElapsedTime", |driver| {
-        let (start, end) = (driver.event_at("cuEventElapsedTime", start)?, driver.event_at("cuEventElapsedTime", end)?);
+        let (start, end) =
+            (driver.event_at("cuEventElapsedTime", start)?, driver.event_at("cuEventElapsedTime", end)?);
         if !start.is_timed() || !end.is_timed() {
             return driver.refuse(code::INVALID_HANDLE, "cuEventElapsedTime: an event without timing".into());
         }

@@ -48,7 +48,12 @@ unsafe fn put_text(out: *mut *const c_char, text: Option<&'static [u8]>) -> Resu
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress(symbol: *const c_char, out: *mut *mut c_void, _version: i32, _flags: u64) -> i32 {
+unsafe extern "C" fn cuGetProcAddress(
+    symbol: *const c_char,
+    out: *mut *mut c_void,
+    _version: i32,
+    _flags: u64,
+) -> i32 {
     // SAFETY: the caller's pointers, as in C.
     call("cuGetProcAddress", |_| unsafe { put(out, address_of(symbol).ok_or(code::NOT_FOUND)?) })
 }
@@ -81,5 +86,7 @@ unsafe fn address_of(symbol: *const c_char) -> Option<*mut c_void> {
     let library = unsafe { libloading::Library::new(driver().double.folder().join("libcuda.so.1")) }.ok()?;
     let newest = [format!("{symbol}_v2\0"), format!("{symbol}\0")];
     // SAFETY: only the address is taken.
-    newest.iter().find_map(|name| unsafe { library.get::<*mut c_void>(name.as_bytes()) }.ok().map(|found| *found))
+    newest
+        .iter()
+        .find_map(|name| unsafe { library.get::<*mut c_void>(name.as_bytes()) }.ok().map(|found| *found))
 }
