@@ -7,7 +7,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::dtype::wire_dtype;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ops::CollectiveBackend;
 use crate::transport::DType;
 
@@ -15,7 +15,17 @@ use crate::transport::DType;
 pub struct ArrivedGradient<'a> {
     pub(crate) dtype: DType,
     pub(crate) len_bytes: usize,
-    pub(crate) write: &'a dyn Fn(&mut [u8]),
+    pub(crate) form: &'a dyn GradientForm,
+}
+
+/// What a backend can make of a gradient, each when it is asked for: a gradient on a GPU is read only then.
+pub(crate) trait GradientForm {
+    /// Writes the elements in row-major order.
+    fn write(&self, target: &mut [u8]) -> Result<()>;
+
+    /// The elements in row-major order as a tensor of one dimension, where they are; a backend's own tensors may have no
+    /// such form.
+    fn tensor(&self) -> Option<Tensor<1>>;
 }
 
 impl ArrivedGradient<'_> {
@@ -30,9 +40,19 @@ impl ArrivedGradient<'_> {
     }
 
     /// Writes its elements to `target`, in row-major order and the machine's byte order. `target` holds
-    /// [`len_bytes`](Self::len_bytes), aligned for the element type.
-    pub fn write_to(&self, target: &mut [u8]) {
-        (self.write)(target);
+    /// [`len_bytes`](Self::len_bytes), aligned for the element type. A gradient on a GPU is waited for and copied to the
+    /// host by this.
+    ///
+    /// # Errors
+    /// [`Error::TensorRead`] where it cannot be read.
+    pub fn write_to(&self, target: &mut [u8]) -> Result<()> {
+        self.form.write(target)
+    }
+
+    /// Its elements in row-major order as a tensor of one dimension without autodiff, on the gradient's device. Nothing is
+    /// waited for or copied to the host.
+    pub fn tensor(&self) -> Option<Tensor<1>> {
+        self.form.tensor()
     }
 }
 
@@ -72,19 +92,15 @@ impl GradientHook {
         self.ends
     }
 
-    /// Delivers a gradient of `elements` elements of Burn's `dtype`, which `write` writes in row-major order.
-    pub(crate) fn deliver(&self, dtype: burn::tensor::DType, elements: usize, write: &dyn Fn(&mut [u8])) {
+    /// Delivers a gradient of `elements` elements of Burn's `dtype`.
+    pub(crate) fn deliver(&self, dtype: burn::tensor::DType, elements: usize, form: &dyn GradientForm) {
         match wire_dtype(dtype) {
             Ok(dtype) => {
                 let len_bytes = elements * dtype.size_bytes();
-                self.sink.receive(self.slot, &ArrivedGradient { dtype, len_bytes, write });
+                self.sink.receive(self.slot, &ArrivedGradient { dtype, len_bytes, form });
             }
-            Err(error) => self.fail(error),
+            Err(error) => self.sink.fail(self.slot, error),
         }
-    }
-
-    pub(crate) fn fail(&self, error: Error) {
-        self.sink.fail(self.slot, error);
     }
 }
 

@@ -91,6 +91,7 @@ pub mod accumulation;
 pub mod amp;
 mod backends;
 mod batch_norm;
+mod call;
 pub mod ddp;
 mod deadline;
 mod device_error;
@@ -99,6 +100,7 @@ pub mod devices;
 mod dtype;
 mod error;
 mod failure;
+mod flat_bucket;
 pub mod functions;
 #[cfg(feature = "flex")]
 mod gradient_kernels;
@@ -106,6 +108,7 @@ pub mod group;
 mod hook;
 pub mod launch;
 mod ops;
+mod placement;
 pub mod rendezvous;
 mod site;
 #[cfg(feature = "flex")]
@@ -120,7 +123,10 @@ pub use error::{Error, Result};
 pub use failure::{CallSites, Failure};
 pub use group::{GroupOptions, ProcessGroup, Work};
 pub use hook::{ArrivedGradient, GradientHook, GradientSink, gradient_hook};
-pub use ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
+pub use ops::{
+    AsyncCall, BatchNormSettings, BucketParts, Call, CollectiveBackend, FlatBucket, GradientNorm, Placement,
+    Route,
+};
 pub use rendezvous::Environment;
 pub use sync_batch_norm::{RunningVariance, SyncBatchNorm, SyncBatchNormConfig};
 pub use transport::{Buffer, DType, DeviceTransport, ReduceOp, StreamOrdering, TransportKind};

@@ -1,72 +1,16 @@
 //! The backend extension: what every backend must offer so that tensors can take part in collectives.
 
-use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::FloatDType;
 
 use crate::backends::host;
 use crate::batch_norm::{self, composed};
-use crate::error::{Error, Result};
-use crate::group::ProcessGroup;
+pub use crate::call::{AsyncCall, Call};
+pub use crate::flat_bucket::{BucketParts, FlatBucket};
 use crate::hook::GradientHook;
-use crate::site::{self, Purpose};
+pub use crate::placement::{Placement, Route};
 use crate::transport::ReduceOp;
-
-/// The group that a collective op runs on, and the place where it leaves its error.
-///
-/// A backend op returns a tensor and nothing else, and a panic inside the backward pass would take the
-/// whole graph with it, so a failed op stores its error here and returns a tensor of the right shape.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// The group whose ranks all make this call, in the same order.
-    pub group: ProcessGroup,
-    status: Arc<Mutex<Option<Error>>>,
-    /// Set in a backward pass, where nobody reads the status.
-    ends_group: bool,
-    /// The user's line that made the call; for an adjoint, the call that it is the adjoint of.
-    location: &'static Location<'static>,
-}
-
-impl Call {
-    /// A call on `group` that has not failed.
-    #[track_caller]
-    pub fn new(group: &ProcessGroup) -> Self {
-        let location = site::location();
-        Self { group: group.clone(), status: Arc::default(), ends_group: false, location }
-    }
-
-    /// The call of this one's adjoint. Its error has no caller to go to, so it ends the group: otherwise this rank would
-    /// go on with a wrong gradient.
-    pub(crate) fn in_backward(&self) -> Self {
-        let (group, location) = (self.group.clone(), self.location);
-        Self { group, status: Arc::default(), ends_group: true, location }
-    }
-
-    /// Notes its line for the collectives made until the guard is dropped.
-    pub(crate) fn enter(&self) -> site::Noted {
-        let purpose = self.ends_group.then_some(Purpose::Of("its backward pass"));
-        site::enter_at(self.location, purpose)
-    }
-
-    /// Keeps the first error of this call.
-    pub fn fail(&self, error: Error) {
-        if self.ends_group {
-            self.group.abort(&format!("rank {} failed in a backward pass: {error}", self.group.rank()));
-        }
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-    }
-
-    /// The error that the op left, once.
-    pub fn result(&self) -> Result<()> {
-        match self.status.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-}
 
 /// How a training batch norm normalises.
 #[derive(Clone, Debug)]
@@ -132,6 +76,35 @@ pub trait CollectiveBackend: Backend {
         host::all_to_all::<Self>(tensor, &call)
     }
 
+    /// Where `tensor` lies, as far as it decides what carries it. Nothing is exchanged.
+    fn group_placement(tensor: FloatTensor<Self>, call: Call) -> Placement {
+        let _ = (tensor, call);
+        Placement::Host
+    }
+
+    /// What carries `tensor` in the group. The first call for a GPU is a collective: it makes NCCL's communicator.
+    fn group_route(tensor: FloatTensor<Self>, call: Call) -> Route {
+        let _ = (tensor, call);
+        Route::Host
+    }
+
+    /// Starts to reduce gradients of all ranks in one flat tensor: copies each part, of one dimension, to its range of
+    /// `bucket`, zeros what is between them, and reduces the whole. What comes back, `[bucket.len]`, holds the result once
+    /// [`AsyncCall::wait`] has returned, and must not be used before. All parts have one type. There is at least one.
+    fn group_bucket_start(
+        #[extension_type] parts: BucketParts<Self>,
+        bucket: FlatBucket,
+        op: ReduceOp,
+        call: AsyncCall,
+    ) -> FloatTensor<Self> {
+        host::reduce_bucket::<Self>(parts.0, &bucket, op, &call)
+    }
+
+    /// The parts of `flat`, each of one dimension, where the backend can as views.
+    fn bucket_parts(flat: FloatTensor<Self>, bucket: FlatBucket) -> Vec<FloatTensor<Self>> {
+        host::bucket_parts::<Self>(&flat, &bucket)
+    }
+
     /// Returns `tensor` unchanged; its gradient will pass through `hook` in the backward pass.
     ///
     /// `lift` is an untracked tensor whose place in the graph decides when the hook fires (see
@@ -145,7 +118,7 @@ pub trait CollectiveBackend: Backend {
         tensor
     }
 
-    /// Hands the bytes of `gradient` to `hook` and returns it.
+    /// Hands `gradient` to `hook` and returns it.
     fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
         host::deliver_gradient::<Self>(gradient, &hook)
     }
@@ -234,26 +207,5 @@ pub trait CollectiveBackend: Backend {
                 Self::float_add(Self::float_max_abs(gradient), zeros)
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_in_a_backward_pass_ends_the_group_and_one_in_a_forward_pass_does_not() {
-        let group = ProcessGroup::single();
-        let error = Error::TensorRead { cause: "the device is lost".into() };
-        let forward = Call::new(&group);
-        forward.fail(error.clone());
-        assert!(forward.result().is_err());
-        assert!(group.barrier().is_ok());
-        forward.in_backward().fail(error);
-        let ended = group.barrier().unwrap_err().to_string();
-        assert!(
-            ended.contains("failed in a backward pass") && ended.contains("the device is lost"),
-            "{ended}"
-        );
     }
 }

@@ -11,7 +11,10 @@ use burn::tensor::{FloatDType, Slice};
 
 use super::autodiff_batch_norm;
 use crate::hook::GradientHook;
-use crate::ops::{BatchNormSettings, Call, CollectiveBackend, GradientNorm};
+use crate::ops::{
+    AsyncCall, BatchNormSettings, BucketParts, Call, CollectiveBackend, FlatBucket, GradientNorm, Placement,
+    Route,
+};
 use crate::transport::ReduceOp;
 
 impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff<B, C> {
@@ -71,6 +74,29 @@ impl<B: CollectiveBackend, C: CheckpointStrategy> CollectiveBackend for Autodiff
             OpsKind::Tracked(prep) => prep.finish(call.in_backward(), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
+    }
+
+    fn group_placement(tensor: FloatTensor<Self>, call: Call) -> Placement {
+        B::group_placement(tensor.into_primitive(), call)
+    }
+
+    fn group_route(tensor: FloatTensor<Self>, call: Call) -> Route {
+        B::group_route(tensor.into_primitive(), call)
+    }
+
+    /// Gradients of gradients stop here: what is averaged takes part in no graph.
+    fn group_bucket_start(
+        parts: BucketParts<Self>,
+        bucket: FlatBucket,
+        op: ReduceOp,
+        call: AsyncCall,
+    ) -> FloatTensor<Self> {
+        let parts = parts.0.into_iter().map(|part| part.into_primitive()).collect();
+        FloatTensor::<Self>::new(B::group_bucket_start(BucketParts(parts), bucket, op, call))
+    }
+
+    fn bucket_parts(flat: FloatTensor<Self>, bucket: FlatBucket) -> Vec<FloatTensor<Self>> {
+        B::bucket_parts(flat.into_primitive(), bucket).into_iter().map(FloatTensor::<Self>::new).collect()
     }
 
     /// Adjoint: the gradient itself, delivered to the hook on its way.

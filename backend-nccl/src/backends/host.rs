@@ -3,14 +3,16 @@
 //! Each function is one read, one call of the group and one write. An error goes to the [`Call`]; the tensor that
 //! then comes back has the right shape and the local values, so that nothing after it fails for another reason.
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{Shape, TensorData, try_read_sync};
+use burn::tensor::{Shape, Slice, Tensor, TensorData, try_read_sync};
 
 use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
-use crate::hook::GradientHook;
-use crate::ops::Call;
+use crate::hook::{GradientForm, GradientHook};
+use crate::ops::{AsyncCall, Call, FlatBucket};
 use crate::transport::{DType, ReduceOp};
 
 pub(crate) fn all_reduce<B: Backend>(tensor: FloatTensor<B>, op: ReduceOp, call: &Call) -> FloatTensor<B> {
@@ -45,13 +47,68 @@ pub(crate) fn all_to_all<B: Backend>(tensor: FloatTensor<B>, call: &Call) -> Flo
 }
 
 pub(crate) fn deliver_gradient<B: Backend>(gradient: FloatTensor<B>, hook: &GradientHook) -> FloatTensor<B> {
-    match read::<B>(gradient.clone()) {
-        Ok(data) => {
-            hook.deliver(data.dtype(), data.num_elements(), &|target| target.copy_from_slice(data.as_bytes()))
-        }
-        Err(error) => hook.fail(error),
-    }
+    let (dtype, elements) = (gradient.dtype(), gradient.shape().num_elements());
+    hook.deliver(dtype, elements, &Unread::<B>(gradient.clone()));
     gradient
+}
+
+/// A gradient that has not been read.
+struct Unread<B: Backend>(FloatTensor<B>);
+
+impl<B: Backend> GradientForm for Unread<B> {
+    fn write(&self, target: &mut [u8]) -> Result<()> {
+        let data = read::<B>(self.0.clone())?;
+        target.copy_from_slice(data.as_bytes());
+        Ok(())
+    }
+
+    fn tensor(&self) -> Option<Tensor<1>> {
+        super::flat_tensor::<B>(self.0.clone())
+    }
+}
+
+/// Averages gradients in one flat tensor, with nothing left to wait for.
+pub(crate) fn reduce_bucket<B: Backend>(
+    parts: Vec<FloatTensor<B>>,
+    bucket: &FlatBucket,
+    op: ReduceOp,
+    call: &AsyncCall,
+) -> FloatTensor<B> {
+    // There is a part, or nothing would have chosen the backend.
+    let (device, dtype) = (parts[0].device(), parts[0].dtype());
+    let shape = Shape::new([bucket.len]);
+    let mut bytes = TensorData::full_dtype(shape.clone(), 0, dtype).into_bytes();
+    let outcome = pack::<B>(parts, bucket, &mut bytes, dtype.size()).and_then(|()| {
+        let _site = call.enter();
+        call.group().all_reduce(&mut bytes, wire_dtype(dtype)?, op)
+    });
+    if let Err(error) = outcome {
+        call.fail(error);
+    }
+    B::float_from_data(TensorData::from_bytes(bytes, shape, dtype), &device)
+}
+
+fn pack<B: Backend>(
+    parts: Vec<FloatTensor<B>>,
+    bucket: &FlatBucket,
+    bytes: &mut [u8],
+    element_bytes: usize,
+) -> Result<()> {
+    for (part, range) in parts.into_iter().zip(&bucket.ranges) {
+        let data = read::<B>(part)?;
+        bytes[range.start * element_bytes..range.end * element_bytes].copy_from_slice(data.as_bytes());
+    }
+    Ok(())
+}
+
+/// The parts of a flat tensor, as slices.
+pub(crate) fn bucket_parts<B: Backend>(flat: &FloatTensor<B>, bucket: &FlatBucket) -> Vec<FloatTensor<B>> {
+    bucket.ranges.iter().map(|range| slice::<B>(flat, range.clone())).collect()
+}
+
+/// A part of a flat tensor.
+pub(crate) fn slice<B: Backend>(flat: &FloatTensor<B>, range: Range<usize>) -> FloatTensor<B> {
+    B::float_slice(flat.clone(), &[Slice::from(range)])
 }
 
 /// Reads a tensor to host memory.

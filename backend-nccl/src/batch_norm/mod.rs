@@ -1,20 +1,22 @@
 //! Training batch norm over the batches of all ranks: the part that every backend shares.
 //!
-//! Statistics come from one all-gather, the gradient of the input from one all-reduce. A single process needs neither
-//! and then reads nothing back from its device.
+//! Statistics come from one all-gather, the gradient of the input from one all-reduce. Where NCCL moves the tensors, they
+//! are gathered and merged on the device, and nothing is read back from it; else the host merges them in f64. A single
+//! process needs neither.
 //!
 //! Source: `torch/nn/modules/_functions.py`, `SyncBatchNorm`.
 
 pub(crate) mod composed;
+mod merge;
 mod statistics;
 
-use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType as BurnDType, Slice, TensorData};
 
 use crate::backends::host;
 use crate::error::Result;
-use crate::ops::{BatchNormSettings, Call, CollectiveBackend};
+use crate::ops::{BatchNormSettings, Call, CollectiveBackend, Route};
 use crate::transport::{DType, ReduceOp};
 use composed::{cast, statistics_dtype};
 use statistics::Statistics;
@@ -42,6 +44,14 @@ pub(crate) struct Batch<B: CollectiveBackend> {
     call: Option<Call>,
 }
 
+/// The statistics of all values of a batch.
+struct Joined<B: Backend> {
+    mean: FloatTensor<B>,
+    /// The biased variance.
+    variance: FloatTensor<B>,
+    count: u64,
+}
+
 /// The gradients of a batch norm. Those of gamma and beta are this rank's; data-parallel training averages them.
 pub(crate) struct BatchNormGradients<B: CollectiveBackend> {
     pub(crate) x: FloatTensor<B>,
@@ -62,25 +72,15 @@ pub(crate) fn forward<B: CollectiveBackend>(
     let count = (x.shape().num_elements() / x.shape()[1]) as u64;
     let (mean, squares) = B::batch_norm_statistics(x.clone());
     let call = settings.call.as_ref().filter(|call| call.group.world_size() > 1);
-    let gathered = call.and_then(|call| match gather::<B>(mean.clone(), squares.clone(), count, call) {
-        Ok(statistics) => Some(statistics),
+    let joined = call.and_then(|call| match join::<B>(mean.clone(), squares.clone(), count, call) {
+        Ok(joined) => Some(joined),
         Err(error) => {
             call.fail(error);
             None
         }
     });
-    let (mean, variance, count) = match gathered {
-        Some(statistics) => {
-            let device = x.device();
-            let upload = |values: Vec<f64>| {
-                let channels = values.len();
-                B::float_from_data(TensorData::new(values, [channels]).convert_dtype(dtype), &device)
-            };
-            let variance = statistics.variance();
-            (upload(statistics.mean), upload(variance), statistics.count)
-        }
-        None => (mean, B::float_mul_scalar(squares, reciprocal(count).into()), count),
-    };
+    let own = || Joined { mean, variance: B::float_mul_scalar(squares, reciprocal(count).into()), count };
+    let Joined { mean, variance, count } = joined.unwrap_or_else(own);
 
     let deviation = B::float_sqrt(B::float_add_scalar(variance.clone(), settings.epsilon.into()));
     let inverse_deviation = B::float_recip(deviation);
@@ -126,6 +126,29 @@ fn reciprocal(count: u64) -> f64 {
 }
 
 /// The statistics of all ranks' values, from this rank's.
+fn join<B: CollectiveBackend>(
+    mean: FloatTensor<B>,
+    squares: FloatTensor<B>,
+    count: u64,
+    call: &Call,
+) -> Result<Joined<B>> {
+    let part = call.part();
+    let route = B::group_route(mean.clone(), part.clone());
+    part.result()?;
+    if route == Route::Device {
+        return merge::gather::<B>(mean, squares, count, call);
+    }
+    let (device, dtype) = (mean.device(), mean.dtype());
+    let statistics = gather::<B>(mean, squares, count, call)?;
+    let upload = |values: Vec<f64>| {
+        let channels = values.len();
+        B::float_from_data(TensorData::new(values, [channels]).convert_dtype(dtype), &device)
+    };
+    let variance = upload(statistics.variance());
+    Ok(Joined { mean: upload(statistics.mean), variance, count: statistics.count })
+}
+
+/// As [`join`], by way of the host.
 fn gather<B: CollectiveBackend>(
     mean: FloatTensor<B>,
     squares: FloatTensor<B>,

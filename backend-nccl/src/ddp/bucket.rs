@@ -2,8 +2,12 @@
 
 use crate::transport::DType;
 
-/// Gradients start at multiples of this many bytes, so that views are aligned for any vector unit.
-const SLOT_ALIGNMENT_BYTES: usize = 64;
+/// What gradients in host memory start at a multiple of, in bytes, so that views are aligned for any vector unit.
+pub(crate) const HOST_ALIGNMENT_BYTES: usize = 64;
+
+/// What gradients on a device start at a multiple of: what CUDA's allocations do, so that a view is as good as a tensor of
+/// its own.
+pub(crate) const DEVICE_ALIGNMENT_BYTES: usize = 512;
 
 /// The size of one trainable parameter.
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +51,16 @@ pub(crate) struct BucketPlan {
 /// Parameters go to buckets in reverse order, since the backward pass reaches the last layers first. A bucket is
 /// closed as soon as it has reached its size (it may exceed it by one parameter); the first bucket of each element
 /// type is `first_bucket_bytes`, so that communication starts early. Buckets hold one element type each and are
-/// ordered by the parameter that completes them, so that no bucket waits in the queue behind a later one.
+/// ordered by the parameter that completes them, so that no bucket waits in the queue behind a later one. Gradients start at
+/// multiples of `alignment_bytes`.
 ///
 /// Source: `compute_bucket_assignment_by_size` of `torch.distributed`.
-pub(crate) fn plan(sizes: &[GradientSize], first_bucket_bytes: usize, bucket_bytes: usize) -> BucketPlan {
+pub(crate) fn plan(
+    sizes: &[GradientSize],
+    first_bucket_bytes: usize,
+    bucket_bytes: usize,
+    alignment_bytes: usize,
+) -> BucketPlan {
     let mut closed: Vec<Bucket> = Vec::new();
     let mut open: Vec<Bucket> = Vec::new();
     let mut slots = vec![Slot { bucket: 0, offset_bytes: 0, len_bytes: 0 }; sizes.len()];
@@ -62,7 +72,7 @@ pub(crate) fn plan(sizes: &[GradientSize], first_bucket_bytes: usize, bucket_byt
         let bucket = &mut open[position];
         let len_bytes = size.elements * size.dtype.size_bytes();
         slots[index] = Slot { bucket: 0, offset_bytes: bucket.len_bytes, len_bytes };
-        bucket.len_bytes += len_bytes.next_multiple_of(SLOT_ALIGNMENT_BYTES);
+        bucket.len_bytes += len_bytes.next_multiple_of(alignment_bytes);
         bucket.parameters.push(index);
         let is_first = !closed.iter().any(|other| other.dtype == size.dtype);
         let limit_bytes = if is_first { first_bucket_bytes } else { bucket_bytes };
@@ -90,7 +100,7 @@ mod tests {
 
     #[test]
     fn parameters_fill_buckets_in_reverse_order_with_a_small_first_one() {
-        let plan = plan(&f32s(&[16, 32, 48, 64]), 64, 300);
+        let plan = plan(&f32s(&[16, 32, 48, 64]), 64, 300, 64);
         let contents: Vec<_> = plan.buckets.iter().map(|bucket| bucket.parameters.clone()).collect();
         assert_eq!(contents, [vec![3], vec![2, 1], vec![0]]);
         assert_eq!(plan.slots[1], Slot { bucket: 1, offset_bytes: 192, len_bytes: 128 });
@@ -99,11 +109,17 @@ mod tests {
     #[test]
     fn every_slot_is_aligned_inside_its_bucket_and_overlaps_no_other() {
         let sizes = f32s(&[1, 7, 16, 17, 100, 3, 0, 5]);
-        let plan = plan(&sizes, 64, 256);
+        for alignment in [HOST_ALIGNMENT_BYTES, DEVICE_ALIGNMENT_BYTES] {
+            assert_aligned(&sizes, alignment);
+        }
+    }
+
+    fn assert_aligned(sizes: &[GradientSize], alignment: usize) {
+        let plan = plan(sizes, 64, 256, alignment);
         let mut covered: Vec<Vec<bool>> =
             plan.buckets.iter().map(|bucket| vec![false; bucket.len_bytes]).collect();
         for slot in &plan.slots {
-            assert_eq!(slot.offset_bytes % SLOT_ALIGNMENT_BYTES, 0);
+            assert_eq!(slot.offset_bytes % alignment, 0);
             for byte in slot.range() {
                 assert!(!std::mem::replace(&mut covered[slot.bucket][byte], true));
             }
@@ -116,7 +132,7 @@ mod tests {
     fn element_types_never_share_a_bucket_and_launch_order_follows_completion() {
         let mut sizes = f32s(&[16, 16, 16]);
         sizes[1].dtype = DType::BF16;
-        let plan = plan(&sizes, 1 << 20, 1 << 20);
+        let plan = plan(&sizes, 1 << 20, 1 << 20, 64);
         let contents: Vec<_> =
             plan.buckets.iter().map(|bucket| (bucket.dtype, bucket.parameters.clone())).collect();
         assert_eq!(contents, [(DType::BF16, vec![1]), (DType::F32, vec![2, 0])]);
@@ -124,6 +140,6 @@ mod tests {
 
     #[test]
     fn a_model_without_parameters_has_no_buckets() {
-        assert!(plan(&[], 1, 1).buckets.is_empty());
+        assert!(plan(&[], 1, 1, 64).buckets.is_empty());
     }
 }

@@ -31,6 +31,18 @@ pub enum UnevenInputs {
     JoinWorld,
 }
 
+/// Where gradients lie until they are averaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum BucketStorage {
+    /// On the GPUs where every rank has its whole model on one and NCCL can move them, else in host memory.
+    Auto,
+    /// In host memory.
+    Host,
+    /// As tensors on the model's device, also where the group's transport must copy them to the host: for comparison. The
+    /// model must be on one device, and the communication one without arithmetic of its own.
+    Device,
+}
+
 /// Options of data-parallel training. They must be equal on all ranks, which is checked at construction.
 #[derive(Config, Debug)]
 pub struct DdpConfig {
@@ -49,6 +61,9 @@ pub struct DdpConfig {
     /// What happens when ranks have different numbers of batches.
     #[config(default = "UnevenInputs::Even")]
     pub uneven_inputs: UnevenInputs,
+    /// Where gradients lie until they are averaged.
+    #[config(default = "BucketStorage::Auto")]
+    pub bucket_storage: BucketStorage,
     /// Whether buckets are reduced during the backward pass (default) or all after it, for comparison.
     #[config(default = true)]
     pub overlap: bool,

@@ -7,9 +7,9 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::bucket::{self, GradientSize};
+use super::bucket::{self, DEVICE_ALIGNMENT_BYTES, GradientSize, HOST_ALIGNMENT_BYTES};
 use super::communication::{Communication, CommunicationHook, Communicator, HookState};
-use super::config::{DdpConfig, UnevenInputs};
+use super::config::{BucketStorage, DdpConfig, UnevenInputs};
 use super::events::EventLog;
 use super::hand_out::gradients;
 use super::layout::layouts;
@@ -17,6 +17,7 @@ use super::lift::Lifts;
 use super::parameters::Trainable;
 use super::reducer::Reducer;
 use super::replicate::{self, Covered};
+use super::storage::{self, Candidate, HostStorage, Storage, TensorStorage, Wire};
 use super::{lift, module_hook, parameters, uneven};
 use crate::amp::LossScale;
 use crate::backends;
@@ -33,8 +34,9 @@ use crate::sync_batch_norm;
 ///
 /// One instance serves one model on one rank. All ranks must call its methods in the same order.
 ///
-/// The model may have its parts on several devices, such as a large embedding in host memory and the rest on a GPU: each
-/// gradient is reduced through host memory and returns to its parameter's device. The model's `forward` moves what
+/// On GPUs gradients are averaged without a trip through host memory, see [`ddp`](super). The model may also have its parts
+/// on several devices, such as a large embedding in host memory and the rest on a GPU: each gradient is then reduced
+/// through host memory and returns to its parameter's device. The model's `forward` moves what
 /// passes between them; `Tensor::to_device` is differentiable. Ranks may place their parts differently. The example
 /// `hybrid` of `burn-nccl-models` is such a model. (PyTorch: `device_ids=None`.)
 ///
@@ -45,6 +47,10 @@ pub struct DistributedDataParallel {
     config: DdpConfig,
     reducer: Arc<Reducer>,
     lifts: Lifts,
+    /// Where gradients are averaged: never `Auto`.
+    bucket_storage: BucketStorage,
+    /// Whether values go from device to device.
+    broadcasts: bool,
     exposed: Duration,
 }
 
@@ -59,7 +65,7 @@ impl DistributedDataParallel {
     /// hook cannot be meant; what the group's collectives return.
     #[track_caller]
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
-        Self::build(model, group, config, config.communication.hook())
+        Self::build(model, group, config, config.communication.hook(), Wire::of(&config.communication))
     }
 
     /// As [`new`](Self::new), with a communication hook of your own in the place of [`DdpConfig::communication`], which
@@ -82,7 +88,7 @@ impl DistributedDataParallel {
             );
             return Err(Error::CommunicationHookRefused { hook: hook.name(), reason });
         }
-        Self::build(model, group, config, hook)
+        Self::build(model, group, config, hook, None)
     }
 
     #[track_caller]
@@ -91,39 +97,58 @@ impl DistributedDataParallel {
         group: &ProcessGroup,
         config: &DdpConfig,
         hook: Box<dyn CommunicationHook>,
+        wire: Option<Wire>,
     ) -> Result<(Self, M)> {
         let _site = site::enter();
         backends::check()?;
         let (model, synchronized) = sync_batch_norm::connect_and_count(model, group);
         let (all, trainable) = parameters::list(&model);
-        replicate::check_same_model(&all, synchronized, config, hook.name(), group)?;
+        let devices: Vec<_> = trainable.iter().map(|parameter| parameter.device.clone()).collect();
+        let candidate = Candidate::of(&model, &devices, group)?;
+        let candidates =
+            replicate::check_same_model(&all, synchronized, config, hook.name(), candidate, group)?;
         if synchronized > 0 && group.world_size() > 1 {
             config.check_synchronized_layers()?;
         }
-        let size = |parameter: &Trainable| {
-            let elements = parameter.shape.iter().product();
-            Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements })
-        };
-        let sizes = trainable.iter().map(size).collect::<Result<Vec<_>>>()?;
+        if config.bucket_storage == BucketStorage::Device && wire.is_none() {
+            let reason = "it computes in host memory; set DdpConfig::bucket_storage to BucketStorage::Auto";
+            return Err(Error::CommunicationHookRefused { hook: hook.name(), reason: reason.into() });
+        }
         if trainable.is_empty() {
             return Err(Error::NothingToTrain);
         }
-        let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes);
-        let communicator = Communicator::new(hook, layouts(&plan, &trainable), group)?;
-        let model = replicate::broadcast(model, Covered::All, group)?;
+        let sizes = trainable.iter().map(size).collect::<Result<Vec<_>>>()?;
+        let choice = storage::choose(&candidates, wire, &devices, config, group)?;
+        let (bucket_storage, alignment) = match choice.device {
+            Some(_) => (BucketStorage::Device, DEVICE_ALIGNMENT_BYTES),
+            None => (BucketStorage::Host, HOST_ALIGNMENT_BYTES),
+        };
+        let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes, alignment);
+        let plan = Arc::new(plan);
+        let communicator = Arc::new(Communicator::new(hook, layouts(&plan, &trainable), group)?);
+        let storage: Box<dyn Storage> = match choice.device {
+            Some((device, wire)) => Box::new(TensorStorage::new(group, plan.clone(), wire, device)),
+            None => Box::new(HostStorage::new(group, plan.clone(), communicator.clone())),
+        };
+        let broadcasts = choice.broadcasts;
+        let model = replicate::broadcast(model, Covered::All, broadcasts, group)?;
         let depths = if config.overlap { lift::depths(&plan) } else { vec![0; plan.buckets.len()] };
-        let lifts = Lifts::new(&depths, trainable.iter().map(|parameter| &parameter.device));
+        let lifts = Lifts::new(&depths, &devices);
         let names = trainable.into_iter().map(|parameter| parameter.name).collect();
-        let reducer = Arc::new(Reducer::new(group, plan, names, communicator, config));
-        Ok((
-            Self { group: group.clone(), config: config.clone(), reducer, lifts, exposed: Duration::ZERO },
-            model,
-        ))
+        let reducer = Arc::new(Reducer::new(group, plan, names, communicator, storage, config));
+        let (group, config) = (group.clone(), config.clone());
+        let exposed = Duration::ZERO;
+        Ok((Self { group, config, reducer, lifts, bucket_storage, broadcasts, exposed }, model))
     }
 
     /// The group that gradients are reduced over.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
+    }
+
+    /// Where gradients are averaged, on all ranks alike: never [`BucketStorage::Auto`].
+    pub fn bucket_storage(&self) -> BucketStorage {
+        self.bucket_storage
     }
 
     /// A copy of `model` to run one forward pass on. It shares the values and the running statistics of `model`, and
@@ -239,7 +264,7 @@ impl DistributedDataParallel {
     #[track_caller]
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
         let _site = site::enter();
-        replicate::broadcast(model, Covered::Buffers, &self.group)
+        replicate::broadcast(model, Covered::Buffers, self.broadcasts, &self.group)
     }
 
     /// Tells the communication hook by what factor the losses are multiplied: `scaler.loss_scale()`, before training, on all
@@ -288,6 +313,12 @@ impl DistributedDataParallel {
             UnevenInputs::Even | UnevenInputs::Strict | UnevenInputs::JoinWorld => self.group.world_size(),
         }
     }
+}
+
+/// What a parameter's gradient takes.
+fn size(parameter: &Trainable) -> Result<GradientSize> {
+    let elements = parameter.shape.iter().product();
+    Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements })
 }
 
 /// Ends the group when the code it guards panics, so that the other ranks learn of it now and not at the deadline.

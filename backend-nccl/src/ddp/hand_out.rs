@@ -5,9 +5,10 @@ use std::vec::IntoIter;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bytes, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 use super::reducer::Reduced;
+use super::storage::Averaged;
 
 /// Hands the reduced gradients out under the ids of `model`'s parameters.
 pub(crate) fn gradients<M: Module>(model: &M, reduced: Reduced) -> GradientsParams {
@@ -22,7 +23,7 @@ pub(crate) fn gradients<M: Module>(model: &M, reduced: Reduced) -> GradientsPara
 
 struct HandOut {
     /// In the order in which the trainable parameters are visited.
-    reduced: IntoIter<Option<Bytes>>,
+    reduced: IntoIter<Option<Averaged>>,
     seen: HashSet<ParamId>,
     gradients: GradientsParams,
 }
@@ -33,9 +34,14 @@ impl ModuleVisitor for HandOut {
         if !tensor.is_require_grad() || !self.seen.insert(param.id) {
             return;
         }
-        let Some(bytes) = self.reduced.next().flatten() else { return };
-        let data = TensorData::from_bytes(bytes, tensor.shape(), tensor.dtype());
-        let options = (&tensor.device().without_autodiff(), tensor.dtype());
-        self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
+        let gradient: Tensor<D> = match self.reduced.next().flatten() {
+            None => return,
+            Some(Averaged::Bytes(bytes)) => {
+                let data = TensorData::from_bytes(bytes, tensor.shape(), tensor.dtype());
+                Tensor::from_data(data, (&tensor.device().without_autodiff(), tensor.dtype()))
+            }
+            Some(Averaged::Tensor(flat)) => flat.reshape(tensor.shape()),
+        };
+        self.gradients.register(param.id, gradient);
     }
 }

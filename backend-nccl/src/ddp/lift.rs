@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn later_layers_get_deeper_lifts_and_strides_grow_with_the_bucket() {
         let sizes = vec![GradientSize { dtype: DType::F32, elements: 16 }; 6];
-        let plan = plan(&sizes, 64, 128);
+        let plan = plan(&sizes, 64, 128, 64);
         let parameters: Vec<_> = plan.buckets.iter().map(|bucket| bucket.parameters.len()).collect();
         assert_eq!(parameters, [1, 2, 2, 1]);
         assert_eq!(depths(&plan), [512, 320, 128, 0]);

@@ -14,6 +14,23 @@
 //!    depth-first walk over the recorded parents, never in hash-map order. So equal graphs give equal orders, and
 //!    options that would let the graphs differ are refused for such a model.
 //! 4. What is still in flight is waited for, and gradients are handed out, on Flex as parts of the buckets.
+//!
+//! # On GPUs
+//!
+//! Where every rank has its whole model on one CUDA device and the group has NCCL, gradients do not pass the host: a hook
+//! keeps its gradient as a tensor, a complete bucket is copied into one flat tensor and reduced there on NCCL's own stream,
+//! and the averages are views of it, whose slots begin at multiples of 512 bytes. The values of rank 0 go from device to
+//! device at the start too. What passes the host are a few bytes for each step, whose order the group keeps: which
+//! parameters were used and, if asked for, which ranks have a batch.
+//!
+//! With [`StreamOrdering::ContextEvents`](crate::StreamOrdering::ContextEvents) a step waits for the device nowhere: it is
+//! handed over, and the optimizer step after it. With [`HostFence`](crate::StreamOrdering::HostFence) the caller waits once,
+//! at the end of the backward pass, for the last bucket.
+//!
+//! [`Communication::F16`] and [`BF16`](Communication::BF16) halve what travels there as well; NCCL then forms its partial
+//! sums in the half type, where the host forms them in f32. [`Communication::PowerSgd`] and hooks of a user's own compute
+//! on the host, so that gradients pass host memory with them. In a group of one rank nothing travels at all.
+//! [`DdpConfig::bucket_storage`] forces a side.
 
 mod agreement;
 mod arithmetic;
@@ -25,12 +42,11 @@ mod events;
 mod hand_out;
 mod layout;
 mod lift;
-mod memory;
 mod module_hook;
 mod parameters;
-mod parts;
 mod reducer;
 mod replicate;
+mod storage;
 #[cfg(feature = "train")]
 mod strategy;
 mod uneven;

@@ -1,28 +1,24 @@
-//! The reducer: fills buckets as gradients arrive, hands each to the communication hook as soon as it may, and hands
-//! the results out.
+//! The reducer: takes gradients as they arrive, launches each bucket as soon as it may, and hands the results out. Where
+//! gradients lie meanwhile and what averages them is the [`Storage`]'s matter.
 //!
 //! Filling happens inside the backward pass, where nothing may panic or block: errors are kept for
 //! [`Reducer::finish`]. Buckets launch strictly in index order, whatever order gradients arrive in; ranks whose
 //! graphs run in another order would otherwise pair different buckets, which sums garbage or hangs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use burn::tensor::Bytes;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::agreement::{self, Use};
-use super::arithmetic;
-use super::bucket::{Bucket, BucketPlan};
+use super::bucket::BucketPlan;
 use super::communication::{Communicator, HookState, Terms};
 use super::config::{DdpConfig, UnusedParameters};
 use super::events::{DdpEvent, EventLog};
-use super::memory;
-use super::parts::{Lent, lend};
+use super::storage::{Averaged, Storage};
 use crate::amp::LossScale;
 use crate::error::{Error, Result};
-use crate::group::{ProcessGroup, Work};
+use crate::group::ProcessGroup;
 use crate::hook::{ArrivedGradient, GradientSink};
 use crate::site::{self, Purpose};
-use crate::transport::{DType, ReduceOp};
+use crate::transport::ReduceOp;
 
 /// What a gradient that arrives is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,27 +34,24 @@ enum Phase {
 /// Gradients of one step after reduction.
 pub(crate) struct Reduced {
     /// Of each trainable parameter, if any rank had one for it.
-    pub(crate) gradients: Vec<Option<Bytes>>,
+    pub(crate) gradients: Vec<Option<Averaged>>,
 }
 
 pub(crate) struct Reducer {
     group: ProcessGroup,
-    plan: BucketPlan,
+    plan: Arc<BucketPlan>,
     names: Vec<String>,
     unused_parameters: UnusedParameters,
-    communicator: Communicator,
+    communicator: Arc<Communicator>,
     events: EventLog,
     state: Mutex<State>,
 }
 
 struct State {
     phase: Phase,
-    /// Buckets that are being filled; `None` while the communication hook owns the buffer.
-    buffers: Vec<Option<Bytes>>,
-    /// Buckets handed out in the last step, taken back when nobody holds a gradient of theirs any more.
-    handed_out: Vec<Option<Lent>>,
-    /// Buckets that the communication hook averages.
-    in_flight: Vec<Work<Bytes>>,
+    storage: Box<dyn Storage>,
+    /// How many buckets have been launched in this step.
+    launched: usize,
     /// Gradients that each bucket still waits for in this backward pass.
     pending: Vec<usize>,
     /// Whether a parameter's gradient arrived in this backward pass, and since the last reduction.
@@ -80,17 +73,17 @@ struct State {
 impl Reducer {
     pub(crate) fn new(
         group: &ProcessGroup,
-        plan: BucketPlan,
+        plan: Arc<BucketPlan>,
         names: Vec<String>,
-        communicator: Communicator,
+        communicator: Arc<Communicator>,
+        storage: Box<dyn Storage>,
         config: &DdpConfig,
     ) -> Self {
         let (buckets, parameters) = (plan.buckets.len(), names.len());
         let state = State {
             phase: Phase::Idle,
-            buffers: (0..buckets).map(|_| None).collect(),
-            handed_out: (0..buckets).map(|_| None).collect(),
-            in_flight: Vec::with_capacity(buckets),
+            storage,
+            launched: 0,
             pending: vec![0; buckets],
             fired: vec![false; parameters],
             filled: vec![false; parameters],
@@ -143,12 +136,8 @@ impl Reducer {
         state.fired.fill(false);
         for (index, bucket) in self.plan.buckets.iter().enumerate() {
             state.pending[index] = bucket.parameters.len();
-            if state.buffers[index].is_none() {
-                let reusable = state.handed_out[index].take().and_then(Lent::take_back);
-                state.buffers[index] =
-                    Some(reusable.unwrap_or_else(|| memory::bucket(&self.group, bucket.len_bytes)));
-            }
         }
+        state.storage.begin();
         Ok(())
     }
 
@@ -189,34 +178,17 @@ impl Reducer {
             return Err(error);
         }
         self.complete_missing(state);
-        self.launch_ready(state);
-        let mut buckets = Vec::with_capacity(self.plan.buckets.len());
-        for (index, work) in std::mem::take(&mut state.in_flight).into_iter().enumerate() {
-            buckets.push(work.wait()?);
+        self.launch_ready(state)?;
+        for index in 0..self.plan.buckets.len() {
+            state.storage.wait()?;
             self.events.push(DdpEvent::BucketReduced(index));
         }
         let own: Vec<Use> = state.filled.iter().map(|&filled| Use::of(filled, state.has_batch)).collect();
         let used = agreement::exchange(&self.group, &own, &self.names, self.unused_parameters)?;
-        let of_bucket =
-            |bucket: &Bucket| bucket.parameters.iter().map(|&parameter| used[parameter]).collect();
-        let used_of_buckets: Vec<Vec<bool>> = self.plan.buckets.iter().map(of_bucket).collect();
-        self.communicator.finish(&self.group, &mut buckets, &used_of_buckets, self.terms(state))?;
+        let terms = self.terms(state);
+        let gradients = state.storage.hand_out(&used, terms)?;
         state.forget();
-        Ok(Reduced { gradients: self.hand_out(state, buckets, &used) })
-    }
-
-    /// Cuts the averaged buckets into the gradients of the parameters that were used.
-    fn hand_out(&self, state: &mut State, buckets: Vec<Bytes>, used: &[bool]) -> Vec<Option<Bytes>> {
-        let mut gradients: Vec<Option<Bytes>> = self.plan.slots.iter().map(|_| None).collect();
-        for (index, averaged) in buckets.into_iter().enumerate() {
-            let parameters = &self.plan.buckets[index].parameters;
-            let ranges = parameters.iter().map(|&parameter| self.plan.slots[parameter].range());
-            let (lent, parts) = lend(averaged, ranges);
-            state.handed_out[index] = Some(lent);
-            let parts = parameters.iter().zip(parts).filter(|&(&parameter, _)| used[parameter]);
-            parts.for_each(|(&parameter, part)| gradients[parameter] = Some(part));
-        }
-        gradients
+        Ok(Reduced { gradients })
     }
 
     /// Gives parameters without a gradient in this pass what they contribute: zeros, or what earlier micro-batches
@@ -224,34 +196,33 @@ impl Reducer {
     fn complete_missing(&self, state: &mut State) {
         let passes = state.micro_batches + 1;
         for (index, slot) in self.plan.slots.iter().enumerate() {
-            let dtype = self.plan.buckets[slot.bucket].dtype;
-            match (state.fired[index], state.filled[index], &mut state.buffers[slot.bucket]) {
-                (true, ..) | (.., None) => continue,
-                (false, false, Some(buffer)) => buffer[slot.range()].fill(0),
-                (false, true, Some(buffer)) => {
-                    arithmetic::scale(&mut buffer[slot.range()], 1.0 / passes as f64, dtype);
-                }
+            if state.fired[index] {
+                continue;
+            }
+            if state.filled[index] {
+                state.storage.scale(index, 1.0 / passes as f64);
+            } else {
+                state.storage.clear(index);
             }
             state.pending[slot.bucket] -= 1;
         }
     }
 
-    fn launch_ready(&self, state: &mut State) {
-        while let Some(bucket) = self.plan.buckets.get(state.in_flight.len()) {
-            let index = state.in_flight.len();
-            if state.pending[index] > 0 {
-                return;
-            }
-            let Some(mut buffer) = state.buffers[index].take() else { return };
-            if state.divisor != self.group.world_size() {
-                arithmetic::scale(&mut buffer, 1.0 / state.divisor as f64, bucket.dtype);
-            }
-            let bucket = Purpose::Bucket { number: index + 1, of: self.plan.buckets.len() };
-            let _site = site::on_behalf_of(bucket);
-            let work = self.communicator.start(&self.group, index, buffer, self.terms(state));
-            state.in_flight.push(work);
+    /// # Errors
+    /// What keeps this rank from taking part in a bucket's reduction.
+    fn launch_ready(&self, state: &mut State) -> Result<()> {
+        let of = self.plan.buckets.len();
+        while state.launched < of && state.pending[state.launched] == 0 {
+            let index = state.launched;
+            let whole_world = state.divisor == self.group.world_size();
+            let share = if whole_world { 1.0 } else { 1.0 / state.divisor as f64 };
+            let _site = site::on_behalf_of(Purpose::Bucket { number: index + 1, of });
+            let terms = self.terms(state);
+            state.storage.launch(index, share, terms)?;
+            state.launched += 1;
             self.events.push(DdpEvent::BucketLaunched(index));
         }
+        Ok(())
     }
 
     /// What a hook must know of the step.
@@ -285,7 +256,8 @@ impl Reducer {
 impl State {
     /// Drops what a step has left, so that the next one starts from nothing.
     fn forget(&mut self) {
-        self.in_flight.clear();
+        self.storage.forget();
+        self.launched = 0;
         self.filled.fill(false);
         self.micro_batches = 0;
     }
@@ -327,36 +299,14 @@ impl Reducer {
             );
             return Err(Error::ModelChanged { cause });
         }
-        let Some(buffer) = &mut state.buffers[slot.bucket] else {
-            return Err(Error::SecondGradient { parameter: name.clone() });
-        };
-        let target = &mut buffer[slot.range()];
-        if state.filled[index] {
-            let mut addend = zeroed(slot.len_bytes, dtype);
-            gradient.write_to(&mut addend[..slot.len_bytes]);
-            arithmetic::add(target, &addend[..slot.len_bytes], dtype);
-        } else {
-            gradient.write_to(target);
-        }
+        state.storage.put(index, gradient, state.filled[index])?;
         if state.phase == Phase::Reduce && state.micro_batches > 0 {
-            arithmetic::scale(target, 1.0 / (state.micro_batches + 1) as f64, dtype);
+            state.storage.scale(index, 1.0 / (state.micro_batches + 1) as f64);
         }
         state.fired[index] = true;
         state.filled[index] = true;
         state.pending[slot.bucket] -= 1;
         self.events.push(DdpEvent::GradientReady(index));
-        if state.phase == Phase::Reduce {
-            self.launch_ready(state);
-        }
-        Ok(())
-    }
-}
-
-/// A zeroed buffer, aligned for `dtype`.
-fn zeroed(len_bytes: usize, dtype: DType) -> Bytes {
-    match dtype.size_bytes() {
-        2 => Bytes::from_elems(vec![0u16; len_bytes / 2]),
-        4 => Bytes::from_elems(vec![0u32; len_bytes / 4]),
-        _ => Bytes::from_elems(vec![0u64; len_bytes.div_ceil(8)]),
+        if state.phase == Phase::Reduce { self.launch_ready(state) } else { Ok(()) }
     }
 }

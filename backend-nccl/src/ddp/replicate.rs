@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::config::DdpConfig;
 use super::parameters::ParameterInfo;
+use super::storage::Candidate;
 use crate::error::{Error, Result};
+use crate::functions;
 use crate::group::ProcessGroup;
 use crate::site::{self, Purpose};
 use crate::transport::DType;
@@ -25,9 +27,11 @@ struct Description {
     /// How many layers run collectives of their own.
     synchronized: usize,
     parameters: Vec<ParameterInfo>,
+    /// Where the rank has its model. Ranks may differ in it.
+    candidate: Candidate,
 }
 
-/// Checks that all ranks hold the same model and options.
+/// Checks that all ranks hold the same model and options, and returns where each has its model.
 ///
 /// Every rank compares every other with rank 0, so all of them return the same error at once. Without this, ranks
 /// with different models would reduce buckets of different lengths, or worse, of equal length with other contents.
@@ -36,10 +40,11 @@ pub(crate) fn check_same_model(
     synchronized: usize,
     config: &DdpConfig,
     hook: String,
+    candidate: Candidate,
     group: &ProcessGroup,
-) -> Result<()> {
+) -> Result<Vec<Candidate>> {
     let (config, parameters) = (config.to_string(), parameters.to_vec());
-    let own = Description { config, hook, synchronized, parameters };
+    let own = Description { config, hook, synchronized, parameters, candidate };
     let unreadable = |error: serde_json::Error| Error::ModelDescription { cause: error.to_string() };
     let _site = site::on_behalf_of(Purpose::Of("the comparison of models"));
     let descriptions: Vec<Description> = group
@@ -53,7 +58,7 @@ pub(crate) fn check_same_model(
             return Err(Error::ModelMismatch { rank, differences: summarise(&differences) });
         }
     }
-    Ok(())
+    Ok(descriptions.iter().map(|description| description.candidate).collect())
 }
 
 fn differences(reference: &Description, other: &Description, rank: usize) -> Vec<String> {
@@ -121,11 +126,20 @@ pub(crate) enum Covered {
     Buffers,
 }
 
-/// Replaces the module's values by rank 0's.
-pub(crate) fn broadcast<M: Module>(module: M, covered: Covered, group: &ProcessGroup) -> Result<M> {
+/// Replaces the module's values by rank 0's, those of floats from device to device if `by_device`.
+pub(crate) fn broadcast<M: Module>(
+    module: M,
+    covered: Covered,
+    by_device: bool,
+    group: &ProcessGroup,
+) -> Result<M> {
     // Running statistics are kept one update behind; `valid` brings the shared state up to date.
     drop(module.valid());
-    let mut mapper = Broadcast { group, covered, tied: HashMap::new(), outcome: Ok(()) };
+    if group.world_size() == 1 {
+        // Its values are there already, and need not be read from their device to find that out.
+        return group.barrier().map(|()| module);
+    }
+    let mut mapper = Broadcast { group, covered, by_device, tied: HashMap::new(), outcome: Ok(()) };
     let module = module.map(&mut mapper);
     mapper.outcome.map(|()| module)
 }
@@ -133,6 +147,7 @@ pub(crate) fn broadcast<M: Module>(module: M, covered: Covered, group: &ProcessG
 struct Broadcast<'a> {
     group: &'a ProcessGroup,
     covered: Covered,
+    by_device: bool,
     /// The value of every parameter so far: tied weights stay one tensor, and travel once.
     tied: HashMap<ParamId, Box<dyn Any>>,
     outcome: Result<()>,
@@ -149,6 +164,27 @@ impl Broadcast<'_> {
         self.outcome = self.group.broadcast(&mut bytes, DType::U8, 0);
         (self.outcome.is_ok() && self.group.rank() != 0).then(|| TensorData::from_bytes(bytes, shape, dtype))
     }
+
+    /// As [`receive`](Self::receive), for a tensor of floats, which comes back as a leaf.
+    fn receive_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Option<Tensor<D>> {
+        let (device, dtype) = (tensor.device(), tensor.dtype());
+        if !self.by_device {
+            let data = self.receive(tensor.into_data())?;
+            return Some(Tensor::from_data(data, (&device, dtype)));
+        }
+        if self.outcome.is_err() {
+            return None;
+        }
+        let _site = site::on_behalf_of(Purpose::Of("the values of rank 0"));
+        // Not tracked, so that it is recorded in no graph.
+        match functions::broadcast(tensor.set_require_grad(false), 0, self.group) {
+            Ok(received) => (self.group.rank() != 0).then(|| received.set_require_grad(false)),
+            Err(error) => {
+                self.outcome = Err(error);
+                None
+            }
+        }
+    }
 }
 
 impl ModuleMapper for Broadcast<'_> {
@@ -162,10 +198,8 @@ impl ModuleMapper for Broadcast<'_> {
         if let Some(tensor) = known.cloned() {
             return param.map(|_| tensor);
         }
-        let (device, dtype) = (tensor.device(), tensor.dtype());
-        let received = self.receive(tensor.clone().into_data());
-        let tensor = received
-            .map_or(tensor, |data| Tensor::from_data(data, (&device, dtype)).set_require_grad(requires_grad));
+        let received = self.receive_float(tensor.clone());
+        let tensor = received.map_or(tensor, |tensor| tensor.set_require_grad(requires_grad));
         self.tied.insert(param.id, Box::new(tensor.clone()));
         param.map(|_| tensor)
     }
@@ -205,6 +239,7 @@ mod tests {
             hook: "all-reduce".into(),
             synchronized: 0,
             parameters: names.iter().map(info).collect(),
+            candidate: Candidate::default(),
         }
     }
 

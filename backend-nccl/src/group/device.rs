@@ -61,13 +61,22 @@ impl ProcessGroup {
     /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
     pub(crate) fn device_route(&self, ordinal: usize) -> Result<DeviceRoute> {
         let core = &self.inner.core;
-        let named = |name| requested::<DeviceTransport>(name);
-        match core.options.device_transport.map_or_else(|| named("BURN_NCCL_DEVICE_TRANSPORT"), Ok)? {
+        match self.device_transport()? {
             DeviceTransport::Host => return Ok(DeviceRoute::Host),
             DeviceTransport::Auto if core.world_size == 1 => return Ok(DeviceRoute::Alone),
             DeviceTransport::Auto | DeviceTransport::Nccl => {}
         }
         core.devices.get_or_connect(ordinal, || self.connect_nccl(ordinal)).map(DeviceRoute::Nccl)
+    }
+
+    /// What should carry tensors on GPUs, as this rank was told.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
+    pub(crate) fn device_transport(&self) -> Result<DeviceTransport> {
+        let named = || requested::<DeviceTransport>("BURN_NCCL_DEVICE_TRANSPORT");
+        self.inner.core.options.device_transport.map_or_else(named, Ok)
     }
 
     fn connect_nccl(&self, ordinal: usize) -> Result<Nccl> {

@@ -6,8 +6,9 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_nccl::Error;
 use burn_nccl::accumulation::{Accumulation, GradientAverage, Pass};
 use burn_nccl::amp::GradScalerConfig;
-use burn_nccl::ddp::{DdpConfig, DistributedDataParallel};
+use burn_nccl::ddp::DistributedDataParallel;
 
+use super::config;
 use crate::model::{Net, parameters, rows};
 use crate::{assert_close, devices, on_ranks, values};
 
@@ -60,8 +61,7 @@ fn a8_micro_batches_of_two_ranks_with_scaled_losses_equal_one_large_batch() {
     let device = Device::flex().autodiff();
     let expected = large_batches(&device, 2);
     let found = on_ranks(2, |group| {
-        let (mut ddp, mut net) =
-            DistributedDataParallel::new(Net::new(&device), &group, &DdpConfig::new()).unwrap();
+        let (mut ddp, mut net) = DistributedDataParallel::new(Net::new(&device), &group, &config()).unwrap();
         let mut optimizer = SgdConfig::new().init();
         // It grows after each window, so that a window with two scales would show.
         let config = GradScalerConfig::new().with_growth_interval(1);

@@ -4,9 +4,12 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_nccl::ddp::{Communication, DdpConfig, DistributedDataParallel, UnevenInputs, UnusedParameters};
+use burn_nccl::ddp::{
+    BucketStorage, Communication, DdpConfig, DistributedDataParallel, UnevenInputs, UnusedParameters,
+};
 use burn_nccl::{Error, ProcessGroup};
 
+use super::config;
 use crate::model::{FEATURES, Net, alone, optimizer, parameters, rows};
 use crate::{assert_close, devices, on_ranks, values};
 
@@ -14,7 +17,7 @@ const STEPS: usize = 4;
 const PER_RANK: usize = 3;
 
 fn small_buckets() -> DdpConfig {
-    DdpConfig::new().with_first_bucket_bytes(64).with_bucket_bytes(128)
+    config().with_first_bucket_bytes(64).with_bucket_bytes(128)
 }
 
 /// Trains for `STEPS` steps of `PER_RANK` rows a rank and returns the parameters.
@@ -28,6 +31,35 @@ fn train(group: &ProcessGroup, device: &Device, config: &DdpConfig) -> Vec<f32> 
         net = optimizer.step(0.1, net, gradients);
     }
     parameters(&net)
+}
+
+#[test]
+fn gradients_lie_where_the_options_say() {
+    let device = Device::flex().autodiff();
+    on_ranks(2, |group| {
+        let (ddp, _) = DistributedDataParallel::new(Net::new(&device), &group, &config()).unwrap();
+        assert_eq!(ddp.bucket_storage(), config().bucket_storage);
+        let auto = config().with_bucket_storage(BucketStorage::Auto);
+        let (ddp, _) = DistributedDataParallel::new(Net::new(&device), &group, &auto).unwrap();
+        assert_eq!(ddp.bucket_storage(), BucketStorage::Host);
+    });
+}
+
+#[test]
+fn a_communication_that_computes_on_the_host_is_refused_for_gradients_on_the_device() {
+    let device = Device::flex().autodiff();
+    let config = config().with_communication(Communication::PowerSgd(Default::default()));
+    let outcomes =
+        on_ranks(2, |group| DistributedDataParallel::new(Net::new(&device), &group, &config).err());
+    for error in outcomes {
+        match (config.bucket_storage, error) {
+            (BucketStorage::Device, Some(Error::CommunicationHookRefused { reason, .. })) => {
+                assert!(reason.contains("BucketStorage::Auto"), "{reason}");
+            }
+            (BucketStorage::Host, None) => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[test]
@@ -47,7 +79,7 @@ fn any_number_of_ranks_equals_one_process_on_the_joined_batch() {
 fn results_have_the_same_bits_on_all_ranks_and_for_all_bucket_sizes() {
     let device = Device::flex().autodiff();
     let run = |config: DdpConfig| on_ranks(3, |group| train(&group, &device, &config));
-    let one_bucket = run(DdpConfig::new());
+    let one_bucket = run(config());
     assert_eq!(one_bucket[0], one_bucket[1]);
     assert_eq!(one_bucket[0], one_bucket[2]);
     assert_eq!(one_bucket, run(small_buckets()));
@@ -231,7 +263,7 @@ fn ranks_with_different_models_are_told_the_difference_on_every_rank() {
     let errors = on_ranks(3, |group| {
         let outputs = if group.rank() == 2 { 4 } else { 3 };
         let model = LinearConfig::new(FEATURES, outputs).init(&device);
-        DistributedDataParallel::new(model, &group, &DdpConfig::new()).err()
+        DistributedDataParallel::new(model, &group, &config()).err()
     });
     for error in errors {
         match error {
@@ -249,7 +281,7 @@ fn ranks_with_different_models_are_told_the_difference_on_every_rank() {
 fn ranks_with_different_options_are_told_so() {
     let device = Device::flex().autodiff();
     let errors = on_ranks(2, |group| {
-        let config = DdpConfig::new().with_bucket_bytes(1000 + group.rank());
+        let config = config().with_bucket_bytes(1000 + group.rank());
         DistributedDataParallel::new(Net::new(&device), &group, &config).err()
     });
     for error in errors {
@@ -275,7 +307,7 @@ fn every_rank_starts_from_rank_0s_values_and_running_statistics() {
             let input = rows(group.rank() * 7, group.rank() * 7 + 6, &device);
             let _ = model.norm.forward::<2>(model.layer.forward(input));
             let before = parameters(&model.valid());
-            let (ddp, model) = DistributedDataParallel::new(model, &group, &DdpConfig::new()).unwrap();
+            let (ddp, model) = DistributedDataParallel::new(model, &group, &config()).unwrap();
             let after = parameters(&model);
             // Statistics drift apart in training, until they are synchronised again.
             let input = rows(group.rank() * 3, group.rank() * 3 + 6, &device);
@@ -297,7 +329,7 @@ fn every_rank_starts_from_rank_0s_values_and_running_statistics() {
 fn a_backward_pass_behind_the_reducers_back_is_reported_by_the_next_call() {
     let device = Device::flex().autodiff();
     let (mut ddp, net) =
-        DistributedDataParallel::new(Net::new(&device), &ProcessGroup::single(), &DdpConfig::new()).unwrap();
+        DistributedDataParallel::new(Net::new(&device), &ProcessGroup::single(), &config()).unwrap();
     drop(ddp.hook(&net).unwrap().loss(rows(0, 2, &device)).backward());
     let loss = ddp.hook(&net).unwrap().loss(rows(0, 2, &device));
     let error = ddp.backward(&loss, &net).map(|_| ()).unwrap_err();
@@ -309,7 +341,7 @@ fn a_model_that_gained_a_parameter_is_refused() {
     let device = Device::flex().autodiff();
     let group = ProcessGroup::single();
     let (ddp, net) =
-        DistributedDataParallel::new(Net::new(&device).no_grad_branch(), &group, &DdpConfig::new()).unwrap();
+        DistributedDataParallel::new(Net::new(&device).no_grad_branch(), &group, &config()).unwrap();
     let error = ddp.hook(&Net { branch: net.branch.set_require_grad(true), ..net }).unwrap_err();
     assert!(matches!(error, Error::ModelChanged { .. }), "{error}");
 }
@@ -320,7 +352,7 @@ fn a_model_without_autodiff_or_without_trainable_parameters_is_refused() {
     for model in
         [Net::new(&Device::flex().autodiff()).no_grad(), Net::new(&Device::flex().autodiff()).valid()]
     {
-        let error = DistributedDataParallel::new(model, &group, &DdpConfig::new()).map(|_| ()).unwrap_err();
+        let error = DistributedDataParallel::new(model, &group, &config()).map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::NothingToTrain), "{error}");
     }
 }
@@ -341,18 +373,11 @@ fn gradients_survive_their_buckets_reuse() {
     assert_eq!(values(kept), expected);
 }
 
-impl Net {
-    fn no_grad_branch(self) -> Self {
-        Self { branch: self.branch.no_grad(), ..self }
-    }
-}
-
 #[test]
 fn a_parameter_loaded_under_another_id_is_still_found() {
     let device = Device::flex().autodiff();
     let group = ProcessGroup::single();
-    let (mut ddp, mut net) =
-        DistributedDataParallel::new(Net::new(&device), &group, &DdpConfig::new()).unwrap();
+    let (mut ddp, mut net) = DistributedDataParallel::new(Net::new(&device), &group, &config()).unwrap();
     net.last.weight = Param::initialized(ParamId::new(), net.last.weight.val());
     let loss = ddp.hook(&net).unwrap().loss(rows(0, 2, &device));
     let gradients = ddp.backward(&loss, &net).unwrap();
@@ -363,7 +388,7 @@ fn a_parameter_loaded_under_another_id_is_still_found() {
 fn micro_batches_that_were_never_reduced_are_reported_at_the_end_of_the_data() {
     let device = Device::flex().autodiff();
     let (mut ddp, net) =
-        DistributedDataParallel::new(Net::new(&device), &ProcessGroup::single(), &DdpConfig::new()).unwrap();
+        DistributedDataParallel::new(Net::new(&device), &ProcessGroup::single(), &config()).unwrap();
     ddp.no_sync(&ddp.hook(&net).unwrap().loss(rows(0, 2, &device))).unwrap();
     let error = ddp.shadow(&net).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::UnreducedGradients { micro_batches: 1 }), "{error}");

@@ -2,20 +2,17 @@
 
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
-mod accumulation;
 mod adjoints;
 mod autocast;
 mod call_sites;
 mod clipping;
 mod communication;
-mod data_parallel;
+mod gradient_storage;
 mod messages;
 mod model;
-mod overlap;
 #[cfg(feature = "ndarray")]
 mod placement;
 mod scaling;
-mod scaling_on_ranks;
 mod sync_batch_norm;
 mod views;
 

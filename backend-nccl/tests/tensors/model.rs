@@ -32,6 +32,10 @@ impl Net {
         Self { first: layer(FEATURES, 8, 0.1), branch: layer(8, 8, 0.2), last: layer(8, 2, 0.3) }
     }
 
+    pub(crate) fn no_grad_branch(self) -> Self {
+        Self { branch: self.branch.no_grad(), ..self }
+    }
+
     pub(crate) fn forward(&self, input: Tensor<2>, with_branch: bool) -> Tensor<2> {
         let mut x = tanh(self.first.forward(input));
         if with_branch {

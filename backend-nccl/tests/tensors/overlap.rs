@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_nccl::ddp::{DdpConfig, DdpEvent, DistributedDataParallel, EventLog};
+use burn_nccl::ddp::{DdpEvent, DistributedDataParallel, EventLog};
 use burn_nccl::{ArrivedGradient, Error, GradientHook, GradientSink, ProcessGroup, gradient_hook};
 
+use super::config;
 use crate::model::{FEATURES, Net, rows};
 
 /// Marks the log when a gradient passes.
@@ -24,7 +25,7 @@ impl GradientSink for Probe {
 
 /// The events of one step on `device`, with one bucket for each layer or so.
 fn events(device: &Device, overlap: bool) -> Vec<DdpEvent> {
-    let config = DdpConfig::new().with_first_bucket_bytes(1).with_bucket_bytes(1).with_overlap(overlap);
+    let config = config().with_first_bucket_bytes(1).with_bucket_bytes(1).with_overlap(overlap);
     let (mut ddp, net) =
         DistributedDataParallel::new(Net::new(device), &ProcessGroup::single(), &config).unwrap();
     let hooked = ddp.hook(&net).unwrap();

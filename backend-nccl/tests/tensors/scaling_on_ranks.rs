@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device};
 use burn_nccl::amp::{GradScaler, GradScalerConfig};
-use burn_nccl::ddp::{DdpConfig, DistributedDataParallel, UnevenInputs};
+use burn_nccl::ddp::{DistributedDataParallel, UnevenInputs};
 use burn_nccl::{Error, ProcessGroup};
 
+use super::config;
 use crate::model::{Net, alone, optimizer, parameters, rows};
 use crate::{assert_close, on_ranks, values};
 
@@ -40,8 +41,7 @@ fn train(
     factor: impl Fn(usize, usize) -> f32,
     spoil: impl Fn(usize, usize, &Net, GradientsParams) -> GradientsParams,
 ) -> (Vec<f32>, f32, u64) {
-    let (mut ddp, mut net) =
-        DistributedDataParallel::new(Net::new(&device()), group, &DdpConfig::new()).unwrap();
+    let (mut ddp, mut net) = DistributedDataParallel::new(Net::new(&device()), group, &config()).unwrap();
     let (mut optimizer, mut scaler) = (optimizer(), scaler(ddp.group()));
     for step in 0..STEPS {
         let start = (step * group.world_size() + group.rank()) * PER_RANK;
@@ -107,7 +107,7 @@ fn a2_an_infinity_on_rank_0_after_the_reduction_makes_both_skip() {
 
 /// Rank 1 has no loss in the third step: it joins the others' reduction there.
 fn without_a_loss_on_rank_1(group: &ProcessGroup, mode: UnevenInputs) -> Result<(Vec<f32>, u64), Error> {
-    let config = DdpConfig::new().with_uneven_inputs(mode);
+    let config = config().with_uneven_inputs(mode);
     let (mut ddp, mut net) = DistributedDataParallel::new(Net::new(&device()), group, &config)?;
     let (mut optimizer, mut scaler) = (optimizer(), scaler(group));
     for step in 0..STEPS {
@@ -195,8 +195,7 @@ fn an_error_of_one_rank_reaches_the_others_at_once() {
 #[test]
 fn a_copy_of_a_reduced_gradient_keeps_its_values_when_the_gradient_is_unscaled() {
     on_ranks(2, |group| {
-        let (mut ddp, net) =
-            DistributedDataParallel::new(Net::new(&device()), &group, &DdpConfig::new()).unwrap();
+        let (mut ddp, net) = DistributedDataParallel::new(Net::new(&device()), &group, &config()).unwrap();
         let mut scaler = scaler(&group);
         let loss = ddp.hook(&net).unwrap().loss(rows(0, PER_RANK, &device()));
         let gradients = ddp.backward(&scaler.scale(loss), &net).unwrap();

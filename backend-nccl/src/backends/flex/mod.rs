@@ -2,11 +2,12 @@
 
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Tensor};
 use burn_flex::FlexTensor;
 
 use super::host;
-use crate::hook::GradientHook;
+use crate::error::Result;
+use crate::hook::{GradientForm, GradientHook};
 use crate::ops::{CollectiveBackend, GradientNorm};
 use crate::strided::{self, Strided};
 
@@ -16,18 +17,11 @@ mod gradients;
 
 impl CollectiveBackend for Flex {
     fn deliver_gradient(gradient: FloatTensor<Self>, hook: GradientHook) -> FloatTensor<Self> {
-        let dtype = gradient.dtype();
+        let (dtype, elements) = (gradient.dtype(), gradient.layout().num_elements());
         let strides: Option<Vec<usize>> =
             gradient.layout().strides().iter().map(|&stride| usize::try_from(stride).ok()).collect();
         match strides {
-            Some(strides) => {
-                let layout = gradient.layout();
-                let strided =
-                    Strided { shape: layout.shape(), strides: &strides, offset: layout.start_offset() };
-                hook.deliver(dtype, layout.num_elements(), &|target| {
-                    strided::copy(gradient.bytes(), strided, dtype.size(), target);
-                });
-            }
+            Some(strides) => hook.deliver(dtype, elements, &InPlace { gradient: &gradient, strides }),
             // Only a flipped view has negative strides.
             None => drop(host::deliver_gradient::<Self>(gradient.clone(), &hook)),
         }
@@ -76,6 +70,26 @@ impl CollectiveBackend for Flex {
         slope: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         batch_norm::input_gradient(x, gradient, [mean, scale, mean_gradient, slope])
+    }
+}
+
+/// A gradient that is copied from where it lies.
+struct InPlace<'a> {
+    gradient: &'a FlexTensor,
+    strides: Vec<usize>,
+}
+
+impl GradientForm for InPlace<'_> {
+    fn write(&self, target: &mut [u8]) -> Result<()> {
+        let layout = self.gradient.layout();
+        let strided =
+            Strided { shape: layout.shape(), strides: &self.strides, offset: layout.start_offset() };
+        strided::copy(self.gradient.bytes(), strided, self.gradient.dtype().size(), target);
+        Ok(())
+    }
+
+    fn tensor(&self) -> Option<Tensor<1>> {
+        super::flat_tensor::<Flex>(self.gradient.clone())
     }
 }
 

@@ -1,0 +1,80 @@
+//! The memory of a tensor on a GPU: its address, kept in place for as long as NCCL needs it.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{
+    CubeDevice,
+    cubecl::{
+        // The trait has no other name outside of CubeCL; burn is pinned, and so is it.
+        __private::Runtime,
+        client::Client,
+        cuda::CudaRuntime,
+        future::block_on,
+        server::{IoError, ServerError},
+    },
+    tensor::CubeTensor,
+};
+
+use super::cuda_ordinal;
+use crate::{
+    device_error::DeviceError,
+    transport::nccl::{Fence, Region},
+};
+
+/// The server that owns the memory of CUDA tensors. Its module is private; the runtime names it.
+type CudaServer = <CudaRuntime as Runtime>::Server;
+
+/// What keeps the memory of tensors where it is and out of other hands.
+pub(super) type Pins = Vec<Box<dyn std::any::Any + Send>>;
+
+/// A tensor with contiguous elements that nothing has been written to.
+pub(super) fn empty(client: &Client, device: &CubeDevice, shape: Shape, dtype: DType) -> CubeTensor {
+    let handle = client.empty(shape.num_elements() * dtype.size());
+    CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, dtype)
+}
+
+/// Where the elements of a contiguous tensor lie. They stay there while what is added to `pins` lives.
+///
+/// CubeCL moves its allocations about, so an address is good for nothing without its pin. The call returns when all that
+/// this thread has asked of the device before has been handed to the driver; it does not wait for the device.
+///
+/// # Errors
+/// Where the memory could not be had, or an earlier operation has failed to write it.
+pub(super) fn pin(tensor: &CubeTensor, purpose: &str, pins: &mut Pins) -> Result<Region, DeviceError> {
+    let len_bytes = tensor.meta.num_elements() * tensor.dtype.size();
+    let resource = tensor
+        .client
+        .get_resource::<CudaServer>(tensor.handle.clone())
+        .map_err(|error| failure(&error, tensor, len_bytes, purpose))?;
+    // Its address is that of the part of the allocation which the handle's offsets leave.
+    let (address, size) = (resource.resource().ptr, resource.resource().size);
+    if size < len_bytes as u64 {
+        let reason = format!("it has {size} bytes, and the elements need {len_bytes}");
+        return Err(DeviceError::Memory { reason });
+    }
+    pins.push(Box::new(resource));
+    Ok(Region { address, len_bytes })
+}
+
+/// What the host can wait for until the device has done all that this thread has asked of it so far. The point is taken now.
+pub(super) fn fence(client: &Client) -> Fence {
+    let reached = client.sync();
+    Box::new(move || block_on(reached).map_err(|error| first_line(&error)))
+}
+
+fn failure(error: &ServerError, tensor: &CubeTensor, bytes: usize, purpose: &str) -> DeviceError {
+    let no_memory =
+        matches!(error, ServerError::Io(IoError::OutOfMemory { .. } | IoError::BufferTooBig { .. }));
+    if no_memory {
+        let ordinal = cuda_ordinal(&tensor.device).unwrap_or_default();
+        DeviceError::OutOfMemory { ordinal, bytes, purpose: purpose.into() }
+    } else {
+        DeviceError::Memory { reason: first_line(error) }
+    }
+}
+
+/// CubeCL's texts end in a backtrace, which a message to other ranks has no room for.
+fn first_line(error: &ServerError) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Backtrace"));
+    lines.filter(|line| !line.is_empty() && *line != "Caused by:").collect::<Vec<_>>().join(": ")
+}
