@@ -18,7 +18,7 @@ use crate::{
     site::CallSite,
     transport::{
         Call, Collective, DType, DeviceTransport, OpKind, Patience, ReduceOp, Signature, StreamOrdering,
-        nccl::{DeviceCall, DeviceOperation, Fence, Nccl, Settings},
+        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings},
         planned,
     },
 };
@@ -66,7 +66,9 @@ impl ProcessGroup {
             DeviceTransport::Auto if core.world_size == 1 => return Ok(DeviceRoute::Alone),
             DeviceTransport::Auto | DeviceTransport::Nccl => {}
         }
-        core.devices.get_or_connect(ordinal, || self.connect_nccl(ordinal)).map(DeviceRoute::Nccl)
+        core.devices
+            .get_or_connect(ordinal, |number| self.connect_nccl(ordinal, number))
+            .map(DeviceRoute::Nccl)
     }
 
     /// What should carry tensors on GPUs, as this rank was told.
@@ -79,15 +81,17 @@ impl ProcessGroup {
         self.inner.core.options.device_transport.map_or_else(named, Ok)
     }
 
-    fn connect_nccl(&self, ordinal: usize) -> Result<Nccl> {
+    fn connect_nccl(&self, ordinal: usize, number: u64) -> Result<Nccl> {
         let core = &self.inner.core;
         let named = |name| requested::<StreamOrdering>(name);
         let settings = Settings {
             rank: core.rank,
             world_size: core.world_size,
+            number,
             ordinal,
             ordering: core.options.stream_ordering.map_or_else(|| named("BURN_NCCL_STREAM_ORDERING"), Ok)?,
             timeout: core.options.timeout,
+            libraries: Libraries::from_environment(),
         };
         let deadline = Deadline::after(core.options.connect_timeout);
         let nccl = Nccl::connect(core.transport.clone(), settings, deadline)?;

@@ -189,6 +189,15 @@ impl Witness for Watchdog {
                     self.examine_deadline(Missed { missing, last, limit }, control);
                 Failure::Deadline { missing, last, limit }
             }
+            // NCCL does not know who is missing, if anyone is.
+            Failure::Stalled { operation, limit } => {
+                let missed = Missed { missing: Vec::new(), last: Vec::new(), limit };
+                let Missed { missing, last, limit } = self.examine_deadline(missed, control);
+                match missing.is_empty() {
+                    true => Failure::Stalled { operation, limit },
+                    false => Failure::Deadline { missing, last, limit },
+                }
+            }
             Failure::Mismatch { rank, call, peer, peer_call, .. } => {
                 let about = control.ask(&[peer], Some(peer_call), ANSWER_LIMIT).pop().flatten();
                 let about = about.and_then(|account| read(&account)?.about);

@@ -68,7 +68,8 @@ impl Meshed {
     /// What a failure is once the others have been asked. One that another rank has told meanwhile comes first, so that
     /// all report the same.
     fn examined(&self, failure: Failure) -> Failure {
-        let is_asked_about = matches!(failure, Failure::Deadline { .. } | Failure::Mismatch { .. });
+        let is_asked_about =
+            matches!(failure, Failure::Deadline { .. } | Failure::Stalled { .. } | Failure::Mismatch { .. });
         match (self.control.witness(), self.control.told()) {
             (Some(witness), None) if is_asked_about => {
                 let failure = witness.examine(failure, &self.control);

@@ -3,10 +3,31 @@
 //! One [`Nccl`] is one communicator of one group on one GPU. It needs the group's host transport to find its ranks, to
 //! hear of failures and to tell them.
 
+mod api;
+mod built_for;
+mod candidates;
+mod codes;
+mod communicator;
+mod compare;
+mod driver;
 mod engine;
+mod event;
+mod gpu;
+mod issue;
+mod leave;
+mod library;
 mod operation;
+mod ordering;
+mod progress;
+mod refused;
+mod setup;
+mod shared;
 mod slots;
+mod stream;
+mod thread;
+mod watch;
 
-pub(crate) use engine::{Flight, Nccl, Settings};
+pub(crate) use candidates::Libraries;
+pub(crate) use engine::{Nccl, Settings};
 pub(crate) use operation::{DeviceCall, DeviceOperation, Fence, Region};
 pub(crate) use slots::Slots;

@@ -1,0 +1,88 @@
+//! What the threads of a communicator share: its owner, its watchdog, and who waits for its operations.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{communicator::Communicator, event::Events, gpu::Gpu, progress::Progress, refused::Refused};
+use crate::{failure::Failure, transport::Transport};
+
+/// How long operations may go on after a rank has left or is lost: what they need of it may be on its way.
+const GRACE: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    /// The limit of one operation, from its start.
+    pub(super) timeout: Duration,
+    /// What the group's barriers for this communicator begin with.
+    pub(super) label: String,
+    pub(super) group: Arc<dyn Transport>,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) events: Arc<Events>,
+    pub(super) comm: Communicator,
+    pub(super) progress: Progress,
+    /// The newest operation that the whole context waits for.
+    pub(super) held: AtomicU64,
+}
+
+impl Shared {
+    /// Ends the group by a failure of this communicator, and this communicator by the group's first failure. Who waits for
+    /// an operation hears it at once; aborting is up to the caller.
+    pub(super) fn fail(&self, failure: Failure) -> Failure {
+        match self.progress.failure() {
+            Some(first) => first,
+            None => self.progress.fail(self.group.abort(failure)),
+        }
+    }
+
+    /// As [`fail`](Self::fail), with what has been refused.
+    pub(super) fn refused(&self, refused: Refused) -> Failure {
+        let ended =
+            || Failure::Aborted { rank: self.rank, reason: "its communicator has been aborted".into() };
+        let failure = refused.failure(self.rank);
+        failure.map_or_else(|| self.progress.failure().unwrap_or_else(ended), |failure| self.fail(failure))
+    }
+
+    /// Lets all that is submitted to the context from now on wait for the operation `number`. What waits for a later one
+    /// waits for all before it, since they have one stream.
+    pub(super) fn hold(&self, number: u64, done: &super::event::Event) -> Result<(), Refused> {
+        if self.held.load(Ordering::Acquire) >= number {
+            return Ok(());
+        }
+        done.hold_context()?;
+        self.held.fetch_max(number, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+/// A look for reasons why operations will not end.
+#[derive(Debug, Default)]
+pub(super) struct Trouble {
+    /// Since when a rank has been gone.
+    gone: Option<Instant>,
+}
+
+impl Trouble {
+    /// Why what has started will not end, if that is so.
+    pub(super) fn look(&mut self, shared: &Shared) -> Option<Failure> {
+        if let Some(failure) = shared.progress.failure() {
+            return Some(failure);
+        }
+        match shared.group.obstacle() {
+            Some(failure @ (Failure::PeerLost { .. } | Failure::PeerLeft { .. })) => {
+                if self.gone.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+                    return Some(failure);
+                }
+            }
+            Some(failure) => return Some(failure),
+            None => {}
+        }
+        shared.progress.overdue()
+    }
+}
