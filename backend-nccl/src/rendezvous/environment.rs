@@ -160,6 +160,12 @@ pub(crate) fn named_file(name: &str) -> Option<std::path::PathBuf> {
     std::env::var_os(name).filter(|path| !path.is_empty()).map(Into::into)
 }
 
+/// A variable of CUDA as it is. An empty one is not the same as none: an empty `CUDA_VISIBLE_DEVICES` hides every GPU.
+#[cfg(feature = "nccl")]
+pub(crate) fn cuda_variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(legible)
+}
+
 const TORCHRUN: [&str; 6] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 

@@ -24,6 +24,8 @@ pub(crate) use call::{call, join_host_port};
 pub use challenge::Secret;
 pub use environment::Environment;
 #[cfg(feature = "nccl")]
+pub(crate) use environment::cuda_variable;
+#[cfg(feature = "nccl")]
 pub(crate) use environment::named_file;
 pub(crate) use environment::{debug_requested, flight_record_folder, requested};
 pub(crate) use hello::{Hello, Identity, Role};

@@ -367,7 +367,8 @@ pub(crate) mod tests {
     fn buckets_are_small_on_a_cpu_and_pytorchs_on_a_gpu_unless_their_size_is_given() {
         let bytes = |backend: &'static str, given: &[&str]| {
             let args = std::iter::once("recipe").chain(given.iter().copied()).map(OsString::from);
-            let device = SelectedDevice { device: Device::default(), backend, name: String::new() };
+            let device =
+                SelectedDevice { device: Device::default(), backend, name: String::new(), gpu: None };
             ddp_config(&parse::<Options>(args).unwrap().distributed, &device).bucket_bytes
         };
         assert_eq!(bytes("flex", &[]), 4 << 20);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use burn_nccl::launch::NprocPerNode;
@@ -12,13 +13,18 @@ use burn_nccl::{DType, Environment, GroupOptions, ProcessGroup, ReduceOp};
 use crate::batch_size::{self, trial};
 use crate::config::{JobOptions, RunConfig, ddp_config};
 use crate::data::Images;
+use crate::device::{SelectedGpu, topology_warning};
 use crate::error::{RecipeError, Result};
 use crate::launcher::{check_nodes, is_told, launch_config};
+use crate::machine::boot_id;
 use crate::options::{DistributedOptions, MixedPrecisionOptions, TrainOptions};
 use crate::parallel::Parallel;
 use crate::progress::{self, display};
 use crate::resume::{self, Resume};
 use crate::train::{Run, initial_model};
+
+/// The key under which a rank says where it computes, beside its options.
+const PLACE: &str = "place";
 
 /// Trains on several ranks.
 ///
@@ -86,7 +92,7 @@ fn check(
     }
     for local_rank in 0..ranks {
         let rank = node * ranks + local_rank;
-        let device = config.device.select(local_rank, ranks)?;
+        let device = config.device.preview(local_rank, ranks)?;
         images.train_loader(&config, &device.device, rank, world_size)?;
         images.test_loader(&config, &device.device, rank, world_size)?;
     }
@@ -116,7 +122,8 @@ fn run_rank(
     let images = Images::open(&config)?;
     resume::adapt(resume.as_ref(), &mut config, &images, rank, world_size)?;
     // All ranks of a machine try at the same time, since they will train at the same time.
-    let fitting = if options.find_batch_size { batch_size::find(&config)? } else { config.batch_size };
+    let fitting =
+        if options.find_batch_size { batch_size::find(&config, &device)? } else { config.batch_size };
 
     let timeout = Duration::from_secs_f64(distributed.timeout_seconds);
     // Another rank may still be searching.
@@ -135,7 +142,8 @@ fn run_rank(
         log::warn!("another rank has memory for {batch_size} images only");
     }
     config.shrink_batch(batch_size);
-    agree(&config, resume.as_ref(), &group)?;
+    let machines = agree(&config, resume.as_ref(), device.gpu.as_ref(), &group)?;
+    warn_of_topology(&machines, environment);
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;
     // Each rank draws the same weights; rank 0's are sent to all.
@@ -170,19 +178,35 @@ fn decided(own: bool, group: &ProcessGroup) -> Result<bool> {
     Ok(all.first().and_then(|rank_0| rank_0.first()) == Some(&1))
 }
 
-/// Refuses ranks that were started with other options. Most would train on without an error, and diverge.
-fn agree(config: &RunConfig, resume: Option<&Resume>, group: &ProcessGroup) -> Result<()> {
+/// Where a rank computes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    machine: String,
+    /// The GPU's place on the bus.
+    gpu: Option<String>,
+}
+
+/// Refuses ranks that were started with other options. Most would train on without an error, and diverge. Returns where each
+/// rank computes.
+fn agree(
+    config: &RunConfig,
+    resume: Option<&Resume>,
+    gpu: Option<&SelectedGpu>,
+    group: &ProcessGroup,
+) -> Result<Vec<Option<Place>>> {
     let what = "the ranks cannot train one model";
     let unwritten =
         |error| RecipeError::failure(what, format!("the options were not written: {error}"), "report it");
     let mut own = serde_json::to_value(config).map_err(unwritten)?;
     // Ranks may see a checkpoint under different paths, but it is the same one.
     own["resume"] = resume.map(Resume::identity).transpose()?.into();
+    let place = Place { machine: boot_id(), gpu: gpu.map(|gpu| gpu.pci_bus_id.clone()) };
+    own[PLACE] = serde_json::to_value(place).map_err(unwritten)?;
     let own = serde_json::to_vec(&own).map_err(unwritten)?;
     let all = group.all_gather_bytes(&own).map_err(|error| RecipeError::group(what, error))?;
     match all.iter().enumerate().find_map(|(rank, other)| difference(&all[0], other).map(|text| (rank, text)))
     {
-        None => Ok(()),
+        None => Ok(all.iter().map(|bytes| place_of(bytes)).collect()),
         Some((rank, text)) => Err(RecipeError::failure(
             what,
             format!("rank {rank} was started with other options than rank 0: {text}"),
@@ -195,10 +219,32 @@ fn agree(config: &RunConfig, resume: Option<&Resume>, group: &ProcessGroup) -> R
     }
 }
 
+/// Where the rank computes that has sent `bytes`.
+fn place_of(bytes: &[u8]) -> Option<Place> {
+    let sent: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    serde_json::from_value(sent.get(PLACE)?.clone()).ok()
+}
+
+/// Warns once on each machine of GPUs that hang together badly.
+fn warn_of_topology(places: &[Option<Place>], environment: &Environment) {
+    if environment.local_rank == 0
+        && let Some(warning) = topology_warning(&gpus_beside(places, environment.rank))
+    {
+        log::warn!("{warning}");
+    }
+}
+
+/// The GPUs of all ranks on the machine of one.
+fn gpus_beside(places: &[Option<Place>], rank: usize) -> Vec<String> {
+    let Some(Some(own)) = places.get(rank) else { return Vec::new() };
+    let beside = places.iter().flatten().filter(|place| place.machine == own.machine);
+    beside.filter_map(|place| place.gpu.clone()).collect()
+}
+
 /// The first option that differs between two configurations and matters to training.
 fn difference(first: &[u8], other: &[u8]) -> Option<String> {
     // Ranks may run on other machines, with other paths and numbers of processors. The weights are rank 0's.
-    const MAY_DIFFER: [&str; 5] = ["device", "workers", "data", "nproc-per-node", "weights"];
+    const MAY_DIFFER: [&str; 6] = ["device", "workers", "data", "nproc-per-node", "weights", PLACE];
     let read = |bytes: &[u8]| serde_json::from_slice::<Map<String, Value>>(bytes).unwrap_or_default();
     let (first, other) = (read(first), read(other));
     let keys = first.keys().chain(other.keys()).filter(|key| !MAY_DIFFER.contains(&key.as_str()));
@@ -224,5 +270,25 @@ mod tests {
             difference(first, br#"{"lr":0.1,"clip-grad-norm":null,"wire":"f16"}"#),
             Some(r#"--wire is "f16", not given on rank 0"#.into())
         );
+    }
+
+    #[test]
+    fn the_gpus_of_a_machine_are_those_of_all_its_ranks_wherever_they_compute() {
+        let sent = |machine: &str, gpu: Option<&str>| {
+            let place = Place { machine: machine.into(), gpu: gpu.map(Into::into) };
+            let bytes = serde_json::to_vec(&serde_json::json!({"lr": 0.1, PLACE: place})).unwrap();
+            (place_of(&bytes), bytes)
+        };
+        let ranks = [
+            sent("a", Some("0000:3b:00.0")),
+            sent("a", None),
+            sent("b", Some("0000:3b:00.0")),
+            sent("a", Some("0000:af:00.0")),
+        ];
+        let places: Vec<Option<Place>> = ranks.iter().map(|(place, _)| place.clone()).collect();
+        assert_eq!(gpus_beside(&places, 0), ["0000:3b:00.0", "0000:af:00.0"]);
+        assert_eq!(gpus_beside(&places, 2), ["0000:3b:00.0"]);
+        assert_eq!(gpus_beside(&[None], 0), [""; 0]);
+        assert_eq!(difference(&ranks[0].1, &ranks[2].1), None);
     }
 }

@@ -2,6 +2,12 @@
 
 use serde::Serialize;
 
+/// What tells this machine, from its start to its end, from all others; the same in its containers.
+pub(crate) fn boot_id() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
 /// The machine, in words.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {

@@ -138,6 +138,15 @@ pub struct Summary {
     pub backend: String,
     /// Rank 0's device.
     pub device: String,
+    /// The product name of rank 0's GPU, where it computes on one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// The version of the NCCL that carried the gradients, where one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nccl_version: Option<String>,
+    /// How NCCL's stream was ordered with the computation: `context-events` or `host-fence`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_ordering: Option<String>,
     /// Number of ranks.
     pub world_size: usize,
     /// The network.

@@ -72,7 +72,8 @@ pub struct TrainOptions {
     #[arg(long, value_name = "X", value_parser = not_negative, default_value_t = 2.0)]
     pub warmup_epochs: f64,
 
-    /// auto, cpu, cuda or cuda:N
+    /// auto, cpu, cuda (one GPU per rank), cuda:N, or cuda:free: the GPUs with the most free memory. auto takes the first
+    /// GPU, or an idle one where others compute on the first; the CPU where there is none
     #[arg(long, value_name = "DEVICE", default_value_t)]
     pub device: DeviceChoice,
 

@@ -31,7 +31,7 @@ pub fn run(recipe: &'static str, options: &TrainOptions) -> Result<ExitCode> {
     let images = Images::open(&config)?;
     resume::adapt(resume.as_ref(), &mut config, &images, 0, 1)?;
     if options.find_batch_size {
-        config.shrink_batch(batch_size::find(&config)?);
+        config.shrink_batch(batch_size::find(&config, &device)?);
     }
     let train = images.train_loader(&config, &device.device.clone().autodiff(), 0, 1)?;
     let test = images.test_loader(&config, &device.device, 0, 1)?;

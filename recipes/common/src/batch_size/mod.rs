@@ -15,6 +15,7 @@ use burn_nccl::launch::ERROR_FILE_VARIABLE;
 
 use crate::batch_statistics::check_statistics;
 use crate::config::RunConfig;
+use crate::device::SelectedDevice;
 use crate::error::{RecipeError, Result, split_remedy};
 
 /// How a process that tried a batch size ended.
@@ -44,18 +45,18 @@ const SIGNS: [&str; 8] = [
 ];
 
 /// The largest divisor of the batch size that `config` asks for of which this program can train two steps; a smaller
-/// divisor is at most half of the one before. Only divisors, so that accumulation restores the global batch exactly.
+/// divisor is at most half of the one before. It is tried on `device`. Only divisors, so that accumulation restores the global batch exactly.
 ///
 /// # Errors
 /// Where not even the smallest batch fits, or a step fails for another reason than memory.
-pub(crate) fn find(config: &RunConfig) -> Result<usize> {
+pub(crate) fn find(config: &RunConfig, device: &SelectedDevice) -> Result<usize> {
     // A trial runs alone, so that it needs as many images as a rank alone.
     let can_be_tried = |batch_size| check_statistics(&RunConfig { batch_size, ..config.clone() }, 1).is_ok();
     if next_smaller(config.batch_size, config.batch_size).is_none_or(|smaller| !can_be_tried(smaller)) {
         return Ok(config.batch_size);
     }
     largest(config.batch_size, can_be_tried, |batch_size| {
-        let probe = probe(batch_size)?;
+        let probe = probe(batch_size, device)?;
         if probe == Probe::OutOfMemory {
             log::warn!("a batch of {batch_size} images per rank does not fit into memory");
         }
@@ -99,10 +100,12 @@ fn next_smaller(wanted: usize, current: usize) -> Option<usize> {
     (1..=current / 2).rev().find(|candidate| wanted.is_multiple_of(*candidate))
 }
 
-fn probe(batch_size: usize) -> Result<Probe> {
+fn probe(batch_size: usize, device: &SelectedDevice) -> Result<Probe> {
     let run = || {
         let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
         args.push(format!("--probe-batch-size={batch_size}").into());
+        // The rank's own: by itself a trial would choose another GPU.
+        args.push(format!("--device={}", device.name).into());
         let mut command = Command::new(std::env::current_exe()?);
         // Its first error would be taken for the rank's.
         command.args(args).env_remove(ERROR_FILE_VARIABLE);

@@ -31,11 +31,10 @@ pub(crate) fn run(
     volunteer();
     end_with_the_parent();
     let (rank, world_size) = environment.map_or((0, 1), |here| (here.rank, here.world_size));
-    let (local_rank, local_world_size) =
-        environment.map_or((0, 1), |here| (here.local_rank, here.local_world_size));
     let mut config = RunConfig::new(job);
     (config.batch_size, config.accumulate, config.max_steps) = (batch_size, 2, Some(2));
-    let device = config.device.select(local_rank, local_world_size)?;
+    // The rank that tries has chosen the GPU, and has it.
+    let device = config.device.preview(0, 1)?;
     let images = Images::open(&config)?;
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;

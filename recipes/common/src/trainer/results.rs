@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn_nccl_models::ResNet;
 
 use super::Trainer;
+use crate::device::device_transport;
 use crate::error::{ErrorKind, RecipeError, Result};
 use crate::metrics::{Evaluation, Summary, peak_memory_bytes};
 use crate::parameters::parameters_sha256;
@@ -112,10 +113,16 @@ impl Trainer {
 
     fn summary(&self, model: &ResNet, evaluation: Option<&Evaluation>) -> Summary {
         let run = &self.run;
+        let transport = run.parallel.group().and_then(device_transport);
+        let (nccl_version, stream_ordering) =
+            transport.map(|transport| (transport.nccl_version, transport.stream_ordering)).unzip();
         Summary {
             recipe: run.recipe.into(),
             backend: run.device.backend.into(),
             device: run.device.name.clone(),
+            gpu: run.device.gpu.as_ref().map(|gpu| gpu.name.clone()),
+            nccl_version,
+            stream_ordering,
             world_size: run.parallel.world_size(),
             model: run.config.model.to_string(),
             precision: self.mixed_precision.precision().to_string(),
