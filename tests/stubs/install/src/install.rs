@@ -3,12 +3,18 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use libloading::{Library, Symbol};
 use tempfile::TempDir;
 
 use crate::{Config, elf};
+
+/// Tells a process which doubles it was started with.
+const FOLDER: &str = "BURN_NCCL_STUBS_FOLDER";
+/// Where the loader looks for libraries that are loaded by name.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 
 /// Why the doubles cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +78,39 @@ impl Stubs {
     /// Those that another process has installed; they stay its own.
     pub fn open(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), _own: None }
+    }
+
+    /// Those that this process was started with by [`Self::run_test`]; none where it was started otherwise.
+    pub fn of_process() -> Option<Self> {
+        std::env::var_os(FOLDER).map(|folder| Self::open(Path::new(&folder)))
+    }
+
+    /// Runs an ignored test of this program in a process of its own, where libraries that are loaded by name are the doubles:
+    /// for code that does not let itself be told a path, and that keeps what it has loaded. What the process said, if the
+    /// test did not run or did not pass.
+    ///
+    /// # Errors
+    ///
+    /// What the process said; or why it could not be started.
+    pub fn run_test(&self, name: &str) -> Result<(), String> {
+        let mut libraries = self.folder.clone().into_os_string();
+        if let Some(others) = std::env::var_os(LIBRARY_PATH) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let ran = Command::new(program)
+            .args(["--ignored", "--exact", "--nocapture", name])
+            .env(LIBRARY_PATH, libraries)
+            .env(FOLDER, &self.folder)
+            .output()
+            .map_err(|error| error.to_string())?;
+        let said = String::from_utf8_lossy(&ran.stdout);
+        // Without the count, a name that no test has would pass.
+        match ran.status.success() && said.contains("test result: ok. 1 passed") {
+            true => Ok(()),
+            false => Err(format!("{name}: {}\n{said}\n{}", ran.status, String::from_utf8_lossy(&ran.stderr))),
+        }
     }
 
     /// The folder, for `LD_LIBRARY_PATH`.

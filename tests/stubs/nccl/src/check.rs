@@ -93,7 +93,7 @@ fn check_region(region: &Region, size: usize) -> Result<(), String> {
     if region.len == 0 {
         return Ok(());
     }
-    if region.address % size as u64 != 0 {
+    if !region.address.is_multiple_of(size as u64) {
         return Err(format!("{:#x} is not aligned to {size} bytes", region.address));
     }
     library().driver().map_err(|_| "there is no driver")?.check(region.address, region.len)

@@ -31,6 +31,23 @@ fn an_old_version_is_told() {
 }
 
 #[test]
+fn ranks_with_other_versions_are_refused() {
+    let mut config = Config::default();
+    let first = Doubles::new(&config);
+    config.nccl.version = 22809;
+    let second = Doubles::new(&config);
+    let id = first.unique_id();
+    std::thread::scope(|scope| {
+        for (rank, doubles) in [&first, &second].into_iter().enumerate() {
+            scope.spawn(move || {
+                doubles.use_gpu(rank as i32);
+                assert_eq!(doubles.join(2, id, rank as i32), (0, 5));
+            });
+        }
+    });
+}
+
+#[test]
 fn what_is_in_progress_starts_after_the_polls_that_say_so() {
     let mut config = Config::default();
     config.nccl.in_progress_polls = 3;

@@ -1,6 +1,9 @@
 //! A communicator over two processes: the test's own, and another that runs the ignored test below.
 
-use std::{path::Path, process::Command};
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use stubs::{Config, Stubs};
 
@@ -27,14 +30,16 @@ fn two_processes_reduce_together() {
     let doubles = Doubles::new(&Config::default());
     let id = doubles.unique_id();
     let text: String = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut other = Command::new(std::env::current_exe().unwrap())
+    let other = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "processes::the_other_process"])
         .env(FOLDER, doubles.stubs.folder())
         .env(ID, text)
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     sum(&doubles, id, 0);
-    assert!(other.wait().unwrap().success());
+    let other = other.wait_with_output().unwrap();
+    assert!(other.status.success(), "{}", String::from_utf8_lossy(&other.stdout));
 }
 
 #[test]

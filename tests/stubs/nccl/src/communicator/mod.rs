@@ -1,8 +1,9 @@
 //! One rank's side of a communicator.
 
+mod ending;
+
 use std::{
     ffi::CString,
-    net::Shutdown,
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread::ThreadId,
@@ -223,61 +224,5 @@ impl Communicator {
         }
         self.finalized(&mut state);
         code::SUCCESS
-    }
-
-    fn finalized(&self, state: &mut State) {
-        if state.phase == Phase::Finalizing {
-            state.phase = Phase::Finalized;
-            self.leave();
-        }
-    }
-
-    /// Ends the use for operations; those that were started go on.
-    pub(crate) fn finalize(&self) -> Outcome {
-        let mut state = lock(&self.state);
-        if state.phase != Phase::Ready || state.waiting.is_some() {
-            let text = format!("ncclCommFinalize: the communicator is not ready ({:?})", state.phase);
-            return library().refuse(code::INVALID_USAGE, text);
-        }
-        state.phase = Phase::Finalizing;
-        if !self.blocking {
-            state.polls = library().config().in_progress_polls;
-            return Err(code::IN_PROGRESS);
-        }
-        while state.ended < state.launched && state.phase != Phase::Aborted {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        self.finalized(&mut state);
-        Ok(())
-    }
-
-    /// Ends it, once the operations have ended.
-    pub(crate) fn destroy(&self) {
-        library().remove(self.handle);
-        let mut state = lock(&self.state);
-        while state.ended < state.launched && state.phase != Phase::Aborted {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.phase != Phase::Finalized {
-            self.leave();
-        }
-    }
-
-    /// Ends it at once: operations return, and the others learn nothing.
-    pub(crate) fn abort(&self) {
-        library().remove(self.handle);
-        lock(&self.state).phase = Phase::Aborted;
-        self.changed.notify_all();
-        if let Some(socket) = lock(&self.socket).take() {
-            // It fails where the hub has gone, which is all the same now.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
-    }
-
-    fn leave(&self) {
-        if let Some(socket) = lock(&self.socket).take() {
-            // It fails where the hub has gone, which is all the same now.
-            let _ = wire::write(&socket, &Message::Bye, &[]);
-        }
     }
 }
