@@ -40,10 +40,11 @@ fn memory_that_the_gpu_does_not_have_is_an_error_of_the_server() {
 /// Started by the tests above; alone, they find no driver.
 mod inside {
     use burn_cubecl::cubecl::{
+        // The trait has no other name outside of CubeCL; burn is pinned, and so is it.
+        __private::Runtime,
         client::Client,
         cuda::{CudaDevice, CudaRuntime},
         future::block_on,
-        prelude::Runtime,
     };
     use stubs::Stubs;
 

@@ -1,6 +1,7 @@
 //! Gives a test doubles of its own: copies in a folder of their own, so that each is loaded anew and knows no other test.
 
 use std::{
+    ffi::OsString,
     io,
     path::{Path, PathBuf},
     process::Command,
@@ -93,16 +94,10 @@ impl Stubs {
     ///
     /// What the process said; or why it could not be started.
     pub fn run_test(&self, name: &str) -> Result<(), String> {
-        let mut libraries = self.folder.clone().into_os_string();
-        if let Some(others) = std::env::var_os(LIBRARY_PATH) {
-            libraries.push(":");
-            libraries.push(others);
-        }
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let ran = Command::new(program)
             .args(["--ignored", "--exact", "--nocapture", name])
-            .env(LIBRARY_PATH, libraries)
-            .env(FOLDER, &self.folder)
+            .envs(self.environment())
             .output()
             .map_err(|error| error.to_string())?;
         let said = String::from_utf8_lossy(&ran.stdout);
@@ -111,6 +106,16 @@ impl Stubs {
             true => Ok(()),
             false => Err(format!("{name}: {}\n{said}\n{}", ran.status, String::from_utf8_lossy(&ran.stderr))),
         }
+    }
+
+    /// The variables of a process where libraries that are loaded by name are the doubles; `of_process` finds them there.
+    pub fn environment(&self) -> [(&'static str, OsString); 2] {
+        let mut libraries = self.folder.clone().into_os_string();
+        if let Some(others) = std::env::var_os(LIBRARY_PATH) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        [(LIBRARY_PATH, libraries), (FOLDER, self.folder.clone().into_os_string())]
     }
 
     /// The folder, for `LD_LIBRARY_PATH`.
