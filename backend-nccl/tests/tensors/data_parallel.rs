@@ -5,7 +5,8 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_nccl::ddp::{
-    BucketStorage, Communication, DdpConfig, DistributedDataParallel, UnevenInputs, UnusedParameters,
+    BucketStorage, Communication, DdpConfig, DistributedDataParallel, PowerSgdConfig, UnevenInputs,
+    UnusedParameters,
 };
 use burn_nccl::{Error, ProcessGroup};
 
@@ -48,7 +49,7 @@ fn gradients_lie_where_the_options_say() {
 #[test]
 fn a_communication_that_computes_on_the_host_is_refused_for_gradients_on_the_device() {
     let device = Device::flex().autodiff();
-    let config = config().with_communication(Communication::PowerSgd(Default::default()));
+    let config = config().with_communication(Communication::PowerSgd(PowerSgdConfig::new()));
     let outcomes =
         on_ranks(2, |group| DistributedDataParallel::new(Net::new(&device), &group, &config).err());
     for error in outcomes {

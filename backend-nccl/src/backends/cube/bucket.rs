@@ -55,17 +55,18 @@ fn plan(
 ) -> Result<Planned> {
     check(flat, PURPOSE, call)?;
     let mut pins = Pins::new();
-    let mut pin = |tensor: &CubeTensor| {
-        memory::pin(tensor, PURPOSE, &mut pins).map_err(|error| call.device_error(error))
-    };
+    let failed = |error| call.device_error(error);
     let mut regions = Vec::with_capacity(parts.len());
     for (part, range) in parts.into_iter().zip(&bucket.ranges) {
         if !range.is_empty() {
             let part = into_contiguous(part);
-            regions.push((pin(&part)?, range.start * part.dtype.size()));
+            regions.push((
+                memory::pin_source(&part, PURPOSE, &mut pins).map_err(failed)?,
+                range.start * part.dtype.size(),
+            ));
         }
     }
-    let target = pin(flat)?;
+    let target = memory::pin(flat, PURPOSE, &mut pins).map_err(failed)?;
     let operation = DeviceOperation::Bucket { parts: regions, bucket: target, op };
     Ok(Planned { operation, dtype: wire_dtype(flat.dtype)?, keep: Box::new(pins) })
 }

@@ -139,9 +139,12 @@ fn plan(
     operation: impl FnOnce(Region, Region) -> DeviceOperation,
 ) -> Result<Planned> {
     let mut pins = Pins::new();
-    let mut pin = |tensor| memory::pin(tensor, name, &mut pins).map_err(|error| call.device_error(error));
-    let source = pin(send)?;
-    let target = recv.map_or(Ok(source), pin)?;
+    let regions = match recv {
+        Some(recv) => memory::pin_source(send, name, &mut pins)
+            .and_then(|source| Ok((source, memory::pin(recv, name, &mut pins)?))),
+        None => memory::pin(send, name, &mut pins).map(|both| (both, both)),
+    };
+    let (source, target) = regions.map_err(|error| call.device_error(error))?;
     let dtype = wire_dtype(send.dtype)?;
     Ok(Planned { operation: operation(source, target), dtype, keep: Box::new(pins) })
 }

@@ -32,6 +32,18 @@ pub(super) fn empty(client: &Client, device: &CubeDevice, shape: Shape, dtype: D
     CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, dtype)
 }
 
+/// Where the elements of a contiguous tensor lie that a collective reads. They stay there while what is added to `pins`
+/// lives, and nobody writes to them: its memory may be that of a tensor with other owners, such as a gradient that goes on to
+/// other layers, and CubeCL lets the last owner of a memory write in place.
+///
+/// # Errors
+/// As [`pin`].
+pub(super) fn pin_source(tensor: &CubeTensor, purpose: &str, pins: &mut Pins) -> Result<Region, DeviceError> {
+    let region = pin(tensor, purpose, pins)?;
+    pins.push(Box::new(tensor.handle.clone()));
+    Ok(region)
+}
+
 /// Where the elements of a contiguous tensor lie. They stay there while what is added to `pins` lives.
 ///
 /// CubeCL moves its allocations about, so an address is good for nothing without its pin. The call returns when all that
