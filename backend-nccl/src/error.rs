@@ -211,7 +211,7 @@ pub enum Error {
         /// The size of its group.
         world_size: usize,
         /// What is wrong.
-        error: DeviceError,
+        error: Box<DeviceError>,
     },
     /// A collective failed, and with it the group: every later call returns the same `failure` at once.
     #[error(

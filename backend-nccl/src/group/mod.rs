@@ -198,6 +198,12 @@ impl ProcessGroup {
         self.inner.core.transport.name()
     }
 
+    /// What carries its collectives, for tests of what is added to it.
+    #[cfg(all(test, feature = "nccl"))]
+    pub(crate) fn transport(&self) -> Arc<dyn Transport> {
+        self.inner.core.transport.clone()
+    }
+
     /// The settings it was made with.
     pub fn options(&self) -> &GroupOptions {
         &self.inner.core.options

@@ -28,28 +28,37 @@ pub(super) struct Identity {
     pub(super) context_events: bool,
 }
 
-/// What all ranks have, in rank order, or the first thing that is wrong: the rank it is told of, and what.
-pub(super) fn compare(
-    ranks: Vec<Result<Identity, DeviceError>>,
-) -> Result<Vec<Identity>, (usize, DeviceError)> {
+/// What is wrong, and the rank that it is told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) rank: usize,
+    pub(super) error: Box<DeviceError>,
+}
+
+/// What all ranks have, in rank order, or the first thing that is wrong.
+pub(super) fn compare(ranks: Vec<Result<Identity, DeviceError>>) -> Result<Vec<Identity>, Wrong> {
     let ranks: Vec<Identity> = ranks
         .into_iter()
         .enumerate()
-        .map(|(rank, identity)| identity.map_err(|error| (rank, error)))
+        .map(|(rank, identity)| identity.map_err(|error| wrong(rank, error)))
         .collect::<Result<_, _>>()?;
     for (rank, identity) in ranks.iter().enumerate() {
         if let Some(first) = ranks.first().filter(|first| first.nccl != identity.nccl) {
             let (first, other) = (Version(first.nccl).to_string(), Version(identity.nccl).to_string());
-            return Err((rank, DeviceError::NcclVersionsDiffer { rank, first, other }));
+            return Err(wrong(rank, DeviceError::NcclVersionsDiffer { rank, first, other }));
         }
     }
     for (second, identity) in ranks.iter().enumerate() {
         if let Some(first) = ranks[..second].iter().position(|other| share(other, identity)) {
             let (host, pci_bus_id) = (identity.host.clone(), identity.pci_bus_id.clone());
-            return Err((second, DeviceError::SharedGpu { first, second, host, pci_bus_id }));
+            return Err(wrong(second, DeviceError::SharedGpu { first, second, host, pci_bus_id }));
         }
     }
     Ok(ranks)
+}
+
+fn wrong(rank: usize, error: DeviceError) -> Wrong {
+    Wrong { rank, error: Box::new(error) }
 }
 
 /// Whether two ranks have one GPU, and NCCL cannot serve both.
@@ -78,11 +87,11 @@ mod tests {
 
     #[test]
     fn the_error_of_the_lowest_rank_comes_before_any_difference() {
-        let wrong = |ordinal| Err(DeviceError::NoSuchGpu { ordinal, visible: 1, filter: None });
-        let ranks = vec![Ok(rank(22703, "a", "1")), wrong(1), wrong(2), Ok(rank(21800, "a", "1"))];
+        let broken = |ordinal| Err(DeviceError::NoSuchGpu { ordinal, visible: 1, filter: None });
+        let ranks = vec![Ok(rank(22703, "a", "1")), broken(1), broken(2), Ok(rank(21800, "a", "1"))];
         assert_eq!(
             compare(ranks).unwrap_err(),
-            (1, DeviceError::NoSuchGpu { ordinal: 1, visible: 1, filter: None })
+            wrong(1, DeviceError::NoSuchGpu { ordinal: 1, visible: 1, filter: None })
         );
     }
 
@@ -92,7 +101,7 @@ mod tests {
         let (first, other) = ("2.27.3".into(), "2.30.7".into());
         assert_eq!(
             compare(ranks).unwrap_err(),
-            (2, DeviceError::NcclVersionsDiffer { rank: 2, first, other })
+            wrong(2, DeviceError::NcclVersionsDiffer { rank: 2, first, other })
         );
     }
 
@@ -104,9 +113,9 @@ mod tests {
             compare(vec![Ok(rank(nccl, "b", "00000000:3B:00.0")), Ok(one), Ok(other)])
         };
         for (nccl, first, second) in [(23007, false, false), (23007, true, false), (22907, true, true)] {
-            let (rank, error) = pair(nccl, first, second).unwrap_err();
+            let found = pair(nccl, first, second).unwrap_err();
             let (host, pci_bus_id) = ("A".into(), "00000000:3B:00.0".into());
-            assert_eq!((rank, error), (2, DeviceError::SharedGpu { first: 1, second: 2, host, pci_bus_id }));
+            assert_eq!(found, wrong(2, DeviceError::SharedGpu { first: 1, second: 2, host, pci_bus_id }));
         }
         assert_eq!(pair(23000, true, true).unwrap().len(), 3);
     }

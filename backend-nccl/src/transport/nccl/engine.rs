@@ -90,7 +90,7 @@ impl Nccl {
         let (summary, deadline) = (Summary::of(&call), Deadline::after(self.shared.timeout));
         let DeviceCall { operation, dtype, keep, on_start, on_end } = call;
         let ending = Ending { keep, on_end };
-        let events = self.events(fence).map_err(|refused| self.shared.refused(refused));
+        let events = self.events(fence).map_err(|refused| self.shared.fail(self.shared.failure_of(refused)));
         let begun = events.and_then(|events| Ok((events, self.shared.progress.start(summary, deadline)?)));
         let ((ready, done), number) = match begun {
             Ok(begun) => begun,
@@ -182,7 +182,7 @@ impl Flight {
             failure.unwrap_or_else(|| shared.fail(late()))
         })?;
         if stage == Stage::Enqueued {
-            shared.hold(number, &done).map_err(|refused| shared.refused(refused))?;
+            shared.hold(number, &done).map_err(|refused| shared.fail(shared.failure_of(refused)))?;
         }
         Ok(())
     }

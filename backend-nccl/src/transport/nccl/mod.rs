@@ -12,10 +12,12 @@ mod compare;
 mod driver;
 mod engine;
 mod event;
+mod find;
 mod gpu;
 mod issue;
 mod leave;
 mod library;
+mod life;
 mod operation;
 mod ordering;
 mod progress;
@@ -24,6 +26,8 @@ mod setup;
 mod shared;
 mod slots;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod thread;
 mod watch;
 

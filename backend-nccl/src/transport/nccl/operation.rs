@@ -38,6 +38,9 @@ pub(crate) enum DeviceOperation {
 /// Waits on the host until what computes the operands has ended on the device; else says why that cannot be known.
 pub(crate) type Fence = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
+/// Hears of an operation's end, with the failure that ended the group if it was that.
+pub(crate) type OnEnd = Box<dyn FnOnce(Option<&Failure>) + Send>;
+
 /// An operation with what belongs to it.
 pub(crate) struct DeviceCall {
     pub(crate) operation: DeviceOperation,
@@ -47,5 +50,5 @@ pub(crate) struct DeviceCall {
     /// Called when the device gets the operation.
     pub(crate) on_start: Box<dyn FnOnce() + Send>,
     /// Called when the device is done with it, or with the failure that ended the group.
-    pub(crate) on_end: Box<dyn FnOnce(Option<&Failure>) + Send>,
+    pub(crate) on_end: OnEnd,
 }

@@ -11,19 +11,15 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     api::{Api, UniqueId},
-    built_for::Cuda,
     communicator::Communicator,
-    compare::{Identity, compare},
-    driver::Driver,
+    compare::compare,
     engine::Settings,
     event::Events,
-    gpu::Gpu,
-    leave, ordering,
+    find::{self, Found},
+    life::{self, Unmade},
     progress::Progress,
-    refused::Refused,
-    shared::{Shared, Trouble},
-    stream::Stream,
-    thread::{Order, Owner},
+    shared::Shared,
+    thread::Order,
     watch,
 };
 use crate::{
@@ -31,15 +27,13 @@ use crate::{
     deadline::Deadline,
     device_error::DeviceError,
     failure::Failure,
-    rendezvous::{host_name, requested},
-    transport::{StreamOrdering, Transport, host},
+    transport::{StreamOrdering, Transport},
 };
 
 /// How long a rank whose part has failed waits for the others to say so too, before it ends theirs.
 const OUTCOME_LIMIT: Duration = Duration::from_secs(2);
 /// Beyond the deadline, for the thread that keeps it.
 const SLACK: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// A communicator with its threads.
 pub(super) struct Running {
@@ -48,21 +42,6 @@ pub(super) struct Running {
     pub(super) threads: Vec<JoinHandle<()>>,
     pub(super) ordering: StreamOrdering,
     pub(super) version: String,
-}
-
-/// What a rank has found.
-struct Found {
-    api: Arc<Api>,
-    gpu: Arc<Gpu>,
-    ordering: StreamOrdering,
-}
-
-/// Why a rank has no communicator.
-enum Unmade {
-    /// Its own trouble.
-    Refused(DeviceError, Failure),
-    /// That of the group.
-    Failed(Failure),
 }
 
 /// One rank's way to a communicator.
@@ -89,10 +68,11 @@ pub(super) fn connect(group: Arc<dyn Transport>, settings: Settings, deadline: D
 impl Setup {
     /// Finds what this rank has, and compares it with the others.
     fn agree(&self) -> Result<Found> {
-        let found = find(&self.settings, self.deadline);
-        let own = found.as_ref().map(|found| identify(found, self.settings.ordinal)).map_err(Clone::clone);
+        let found = find::find(&self.settings, self.deadline);
+        let own =
+            found.as_ref().map(|found| find::identify(found, self.settings.ordinal)).map_err(Clone::clone);
         let ranks = compare(self.gather("identity", &own, self.deadline)?);
-        let ranks = ranks.map_err(|(rank, error)| self.device_error(rank, error))?;
+        let ranks = ranks.map_err(|wrong| self.device_error(wrong.rank, *wrong.error))?;
         for (rank, identity) in ranks.iter().enumerate() {
             log::debug!("rank {rank}: {identity:?}");
         }
@@ -132,13 +112,13 @@ impl Setup {
         let (queue, orders) = mpsc::channel();
         let (report, made) = mpsc::channel();
         let (deadline, owned) = (self.deadline, shared.clone());
-        let owner = spawn("burn-nccl-device", move || own(&owned, id, deadline, orders, &report));
+        let owner = spawn("burn-nccl-device", move || life::live(&owned, id, deadline, orders, &report));
         let watched = shared.clone();
         let watchdog = spawn("burn-nccl-watch", move || watch::watch(watched));
         let made = match (&owner, &watchdog) {
             (Ok(_), Ok(_)) => made
                 .recv_timeout(self.deadline.later(SLACK).remaining())
-                .unwrap_or_else(|_| Err(Unmade::Failed(stalled(self.deadline)))),
+                .unwrap_or_else(|_| Err(Unmade::Failed(life::stalled(self.deadline)))),
             (Err(detail), _) | (_, Err(detail)) => Err(Unmade::Failed(Failure::System {
                 rank: self.settings.rank,
                 action: "start a thread for its communicator".into(),
@@ -161,7 +141,10 @@ impl Setup {
     fn outcome(&self, made: std::result::Result<(), Unmade>) -> Result<()> {
         let (own, failure) = match made {
             Ok(()) => (Ok(()), None),
-            Err(Unmade::Refused(error, failure)) => (Err(error), Some(failure)),
+            Err(Unmade::Refused(refused)) => {
+                let (error, failure) = *refused;
+                (Err(error), Some(failure))
+            }
             Err(Unmade::Failed(failure)) => return Err(self.set_up(self.group.abort(failure))),
         };
         let deadline = match &failure {
@@ -193,7 +176,7 @@ impl Setup {
     }
 
     fn device_error(&self, rank: usize, error: DeviceError) -> Error {
-        Error::Device { rank, world_size: self.settings.world_size, error }
+        Error::Device { rank, world_size: self.settings.world_size, error: Box::new(error) }
     }
 
     fn set_up(&self, failure: Failure) -> Error {
@@ -207,105 +190,6 @@ impl Setup {
     }
 }
 
-/// Loads the libraries, takes hold of the GPU and tests how its streams can be ordered.
-fn find(settings: &Settings, deadline: Deadline) -> std::result::Result<Found, DeviceError> {
-    let driver = Driver::load(&settings.libraries)?;
-    let gpu = Gpu::retain(driver, settings.ordinal)?;
-    let api = Api::load(&settings.libraries)?;
-    if let Some(needed) = api.built_for().filter(|needed| is_too_new(*needed, gpu.driver.version)) {
-        return Err(DeviceError::DriverTooOld {
-            host: host_name(),
-            driver: gpu.driver.cuda(),
-            nccl: api.version.to_string(),
-            path: api.path.display().to_string(),
-            needed: needed.to_string(),
-        });
-    }
-    let ordering = ordering::resolve(settings.ordering, &gpu, deadline)?;
-    Ok(Found { api, gpu, ordering })
-}
-
-/// Whether a library for CUDA `needed` cannot run on a driver: within one major version any can.
-fn is_too_new(needed: Cuda, driver: i32) -> bool {
-    i64::from(needed.major) > i64::from(driver / 1000)
-}
-
-fn identify(found: &Found, ordinal: usize) -> Identity {
-    Identity {
-        nccl: found.api.version.0,
-        driver: found.gpu.driver.version,
-        host: host_name(),
-        machine: host::fingerprint(),
-        ordinal,
-        pci_bus_id: found.gpu.pci_bus_id.clone(),
-        may_share: requested::<Switch>("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|switch| switch.0),
-        context_events: found.ordering == StreamOrdering::ContextEvents,
-    }
-}
-
-/// A variable of NCCL that is 1 or not.
-#[derive(Default)]
-struct Switch(bool);
-
-impl std::str::FromStr for Switch {
-    type Err = String;
-
-    fn from_str(value: &str) -> std::result::Result<Self, String> {
-        Ok(Self(value == "1"))
-    }
-}
-
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::result::Result<JoinHandle<()>, String> {
     std::thread::Builder::new().name(name.into()).spawn(body).map_err(|error| error.to_string())
-}
-
-fn stalled(deadline: Deadline) -> Failure {
-    Failure::Stalled { operation: "the set-up of a communicator".into(), limit: deadline.limit() }
-}
-
-/// The life of the owner's thread.
-fn own(
-    shared: &Arc<Shared>,
-    id: UniqueId,
-    deadline: Deadline,
-    orders: mpsc::Receiver<Order>,
-    report: &mpsc::Sender<std::result::Result<(), Unmade>>,
-) {
-    let stream = match make(shared, id, deadline) {
-        Ok(stream) => stream,
-        Err(unmade) => {
-            shared.comm.abort();
-            // Without a receiver the one who asked has given up.
-            let _ = report.send(Err(unmade));
-            return shared.progress.closed();
-        }
-    };
-    let _ = report.send(Ok(()));
-    let mut owner = Owner::new(shared.clone(), stream, orders);
-    owner.serve();
-    leave::leave(shared);
-    drop(owner);
-    shared.progress.closed();
-}
-
-/// Makes the communicator, and the stream for it.
-fn make(shared: &Shared, id: UniqueId, deadline: Deadline) -> std::result::Result<Stream, Unmade> {
-    let refused = |refused: Refused| match refused.clone().failure(shared.rank) {
-        Some(failure) => Unmade::Refused(refused.device_error(shared.gpu.ordinal), failure),
-        None => Unmade::Failed(stalled(deadline)),
-    };
-    shared.gpu.bind().map_err(refused)?;
-    let stream = Stream::new(&shared.gpu).map_err(refused)?;
-    shared.comm.begin(shared.world_size, id, shared.rank).map_err(refused)?;
-    let mut trouble = Trouble::default();
-    while !shared.comm.is_settled("make its communicator").map_err(refused)? {
-        if let Some(failure) = trouble.look(shared) {
-            return Err(Unmade::Failed(failure));
-        }
-        if deadline.expired() {
-            return Err(Unmade::Failed(stalled(deadline)));
-        }
-        std::thread::sleep(PAUSE);
-    }
-    Ok(stream)
 }

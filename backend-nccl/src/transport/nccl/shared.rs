@@ -41,12 +41,12 @@ impl Shared {
         }
     }
 
-    /// As [`fail`](Self::fail), with what has been refused.
-    pub(super) fn refused(&self, refused: Refused) -> Failure {
-        let ended =
+    /// What ends the group where something was refused: the first failure, where that is why.
+    pub(super) fn failure_of(&self, refused: Refused) -> Failure {
+        let aborted =
             || Failure::Aborted { rank: self.rank, reason: "its communicator has been aborted".into() };
-        let failure = refused.failure(self.rank);
-        failure.map_or_else(|| self.progress.failure().unwrap_or_else(ended), |failure| self.fail(failure))
+        let failure = refused.failure(self.rank).or_else(|| self.progress.failure());
+        failure.unwrap_or_else(aborted)
     }
 
     /// Lets all that is submitted to the context from now on wait for the operation `number`. What waits for a later one
@@ -74,14 +74,11 @@ impl Trouble {
         if let Some(failure) = shared.progress.failure() {
             return Some(failure);
         }
-        match shared.group.obstacle() {
-            Some(failure @ (Failure::PeerLost { .. } | Failure::PeerLeft { .. })) => {
-                if self.gone.get_or_insert_with(Instant::now).elapsed() >= GRACE {
-                    return Some(failure);
-                }
+        if let Some(failure) = shared.group.obstacle() {
+            let is_gone = matches!(failure, Failure::PeerLost { .. } | Failure::PeerLeft { .. });
+            if !is_gone || self.gone.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+                return Some(failure);
             }
-            Some(failure) => return Some(failure),
-            None => {}
         }
         shared.progress.overdue()
     }

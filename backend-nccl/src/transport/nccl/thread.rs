@@ -15,7 +15,7 @@ use super::{
     api::{REMOTE_ERROR, SYSTEM_ERROR},
     event::Event,
     issue::Lane,
-    operation::{DeviceOperation, Fence},
+    operation::{DeviceOperation, Fence, OnEnd},
     shared::{Shared, Trouble},
     stream::Stream,
 };
@@ -51,7 +51,7 @@ pub(super) struct Order {
 /// What is left to do for an operation when the device is done with it.
 pub(super) struct Ending {
     pub(super) keep: Box<dyn Any + Send>,
-    pub(super) on_end: Box<dyn FnOnce(Option<&Failure>) + Send>,
+    pub(super) on_end: OnEnd,
 }
 
 /// An operation that has been begun.
@@ -133,12 +133,12 @@ impl Owner {
 
     fn enqueue(&mut self, operation: &DeviceOperation, dtype: DType, ready: Ready) -> Result<(), Failure> {
         let shared = self.shared.clone();
-        let refused = |refused| shared.refused(refused);
+        let refused = |refused| shared.failure_of(refused);
         match ready {
             Ready::Event(ready) => self.stream.wait_for(&ready).map_err(refused)?,
             Ready::Fence(fence) => shared.comm.away(fence).map_err(|detail| {
                 let action = "wait for the computation of its tensors".into();
-                shared.fail(Failure::System { rank: shared.rank, action, detail })
+                Failure::System { rank: shared.rank, action, detail }
             })?,
         }
         if let Some(last) = self.flying.back_mut() {
@@ -167,7 +167,7 @@ impl Owner {
         self.pause = (self.pause * 2).min(PAUSES.1);
         let shared = self.shared.clone();
         while let Some(front) = self.flying.front().filter(|front| front.is_enqueued) {
-            if !front.done.is_reached().map_err(|refused| shared.refused(refused))? {
+            if !front.done.is_reached().map_err(|refused| shared.failure_of(refused))? {
                 break;
             }
             let Some(Flying { number, ending, .. }) = self.flying.pop_front() else { break };
@@ -177,10 +177,7 @@ impl Owner {
             self.pause = PAUSES.0;
         }
         if let Err(refused) = shared.comm.is_settled("go on with its collectives") {
-            let failure = refused.failure(shared.rank);
-            return Err(
-                failure.map_or_else(|| shared.refused(super::refused::Refused::Ended), |failure| failure)
-            );
+            return Err(shared.failure_of(refused));
         }
         self.trouble.look(&shared).map_or(Ok(()), Err)
     }

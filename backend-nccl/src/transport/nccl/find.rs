@@ -1,0 +1,87 @@
+//! What a rank has: the libraries, its GPU, and the ordering of streams that works there.
+
+use std::sync::Arc;
+
+use super::{
+    api::Api, built_for::Cuda, compare::Identity, driver::Driver, engine::Settings, gpu::Gpu, ordering,
+};
+use crate::{
+    deadline::Deadline,
+    device_error::DeviceError,
+    rendezvous::{host_name, requested},
+    transport::{StreamOrdering, host},
+};
+
+/// What a rank has found.
+pub(super) struct Found {
+    pub(super) api: Arc<Api>,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) ordering: StreamOrdering,
+}
+
+/// Loads the libraries, takes hold of the GPU and tests how its streams can be ordered.
+pub(super) fn find(settings: &Settings, deadline: Deadline) -> Result<Found, DeviceError> {
+    let driver = Driver::load(&settings.libraries)?;
+    let gpu = Gpu::retain(driver, settings.ordinal)?;
+    let api = Api::load(&settings.libraries)?;
+    if let Some(needed) = api.built_for().filter(|needed| is_too_new(*needed, gpu.driver.version)) {
+        return Err(DeviceError::DriverTooOld {
+            host: host_name(),
+            driver: gpu.driver.cuda(),
+            nccl: api.version.to_string(),
+            path: api.path.display().to_string(),
+            needed: needed.to_string(),
+        });
+    }
+    let ordering = ordering::resolve(settings.ordering, &gpu, deadline)?;
+    Ok(Found { api, gpu, ordering })
+}
+
+/// Whether a library for CUDA `needed` cannot run on a driver: within one major version any can.
+fn is_too_new(needed: Cuda, driver: i32) -> bool {
+    i64::from(needed.major) > i64::from(driver / 1000)
+}
+
+/// What the others are told of it.
+pub(super) fn identify(found: &Found, ordinal: usize) -> Identity {
+    Identity {
+        nccl: found.api.version.0,
+        driver: found.gpu.driver.version,
+        host: host_name(),
+        machine: host::fingerprint(),
+        ordinal,
+        pci_bus_id: found.gpu.pci_bus_id.clone(),
+        may_share: requested::<Switch>("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|switch| switch.0),
+        context_events: found.ordering == StreamOrdering::ContextEvents,
+    }
+}
+
+/// A variable of NCCL that is 1 or not.
+#[derive(Default)]
+struct Switch(bool);
+
+impl std::str::FromStr for Switch {
+    type Err = String;
+
+    fn from_str(value: &str) -> Result<Self, String> {
+        Ok(Self(value == "1"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_runs_what_was_built_for_its_own_major_version_of_cuda_or_an_older_one() {
+        let needs = |major, minor| Cuda { major, minor };
+        for (needed, driver, refused) in [
+            ((12, 9), 12020, false),
+            ((12, 2), 12090, false),
+            ((11, 8), 13000, false),
+            ((13, 0), 12090, true),
+        ] {
+            assert_eq!(is_too_new(needs(needed.0, needed.1), driver), refused, "{needed:?} on {driver}");
+        }
+    }
+}
