@@ -66,7 +66,7 @@ mod inside {
 
     /// One element, an odd number, a multiple of the allocation's granularity, and more than one of NCCL's pieces. All are
     /// multiplied by the number of ranks, which divides what is scattered.
-    const LENGTHS: [usize; 4] = [1, 333, 4096, 200_003];
+    const LENGTHS: [usize; 4] = [1, 333, 4096, 20_003];
     const DTYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::F64];
     const OPS: [ReduceOp; 5] =
         [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];

@@ -9,5 +9,7 @@
 
 mod buckets;
 mod collectives;
+mod failures;
 mod ranks;
+mod refusals;
 mod server;
