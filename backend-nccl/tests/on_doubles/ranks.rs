@@ -76,17 +76,26 @@ impl Job {
 
     /// Runs all ranks, which must pass the test.
     pub(crate) fn pass(self) {
-        for (rank, end) in self.run().iter().enumerate() {
-            end.must_have_passed(rank);
-        }
+        let ends = self.run();
+        // All of them: what one says is often the consequence of what happened to another.
+        let failed = ends.iter().enumerate().filter(|(_, end)| !end.has_passed());
+        let texts: Vec<String> = failed.map(|(rank, end)| end.account(rank)).collect();
+        assert!(texts.is_empty(), "{}", texts.join("\n"));
     }
 }
 
 impl End {
-    pub(crate) fn must_have_passed(&self, rank: usize) {
+    fn has_passed(&self) -> bool {
         // Without the count, a name that no test has would pass.
-        let passed = self.status.success() && self.output.contains("test result: ok. 1 passed");
-        assert!(passed, "rank {rank} ended with {}:\n{}", self.status, self.output);
+        self.status.success() && self.output.contains("test result: ok. 1 passed")
+    }
+
+    fn account(&self, rank: usize) -> String {
+        format!("rank {rank} ended with {}:\n{}", self.status, self.output)
+    }
+
+    pub(crate) fn must_have_passed(&self, rank: usize) {
+        assert!(self.has_passed(), "{}", self.account(rank));
     }
 
     pub(crate) fn was_killed(&self) -> bool {
