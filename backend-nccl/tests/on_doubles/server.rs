@@ -28,6 +28,12 @@ fn two_gpus_have_memory_of_their_own() {
     run(&Config::default(), "second_gpu");
 }
 
+/// NCCL's double, called by code that is not ours.
+#[test]
+fn the_servers_own_all_reduce_sums_over_two_gpus() {
+    run(&Config::default(), "all_reduce");
+}
+
 #[test]
 fn memory_that_the_gpu_does_not_have_is_an_error_of_the_server() {
     let mut config = Config::default();
@@ -39,12 +45,15 @@ fn memory_that_the_gpu_does_not_have_is_an_error_of_the_server() {
 
 /// Started by the tests above; alone, they find no driver.
 mod inside {
+    use burn_cubecl::CubeDevice;
     use burn_cubecl::cubecl::{
         // The trait has no other name outside of CubeCL; burn is pinned, and so is it.
         __private::Runtime,
         client::Client,
         cuda::{CudaDevice, CudaRuntime},
         future::block_on,
+        ir::{ElemType, FloatKind},
+        server::ReduceOperation,
     };
     use stubs::Stubs;
 
@@ -123,6 +132,38 @@ mod inside {
             (first.get_resource::<CudaServer>(here), second.get_resource::<CudaServer>(there.clone()));
         assert_ne!(resources.0.unwrap().resource().ptr, resources.1.unwrap().resource().ptr);
         assert_eq!(second.read_one(there).unwrap()[..5000], bytes);
+        assert_no_faults();
+    }
+
+    #[test]
+    #[ignore = "started with the doubles by a test above"]
+    fn all_reduce() {
+        let mut clients = [client(0), client(1)];
+        assert!(clients[0].has_device_transport());
+        let devices = [0, 1].map(|ordinal| CubeDevice::Cuda(CudaDevice::new(ordinal)).to_id());
+        // Element i is i on the first GPU and 10 i on the second.
+        let values =
+            |scale: f32| (0..256).flat_map(move |i| (scale * i as f32).to_le_bytes()).collect::<Vec<u8>>();
+        let handles: Vec<_> = clients
+            .iter_mut()
+            .zip([1.0, 10.0])
+            .map(|(client, scale)| {
+                let handle = client.create_from_slice(&values(scale));
+                let dtype = ElemType::Float(FloatKind::F32);
+                client.all_reduce(
+                    handle.clone(),
+                    handle.clone(),
+                    dtype,
+                    devices.to_vec(),
+                    ReduceOperation::Sum,
+                );
+                client.sync_collective();
+                handle
+            })
+            .collect();
+        for (client, handle) in clients.iter().zip(handles) {
+            assert_eq!(client.read_one(handle).unwrap()[..1024], values(11.0));
+        }
         assert_no_faults();
     }
 

@@ -2,9 +2,10 @@
 
 use std::{
     ffi::OsString,
-    io,
+    io::{self, Read, Seek},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitStatus},
+    time::{Duration, Instant},
 };
 
 use libloading::{Library, Symbol};
@@ -16,6 +17,8 @@ use crate::{Config, elf};
 const FOLDER: &str = "BURN_NCCL_STUBS_FOLDER";
 /// Where the loader looks for libraries that are loaded by name.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// The longest that a test in a process of its own may take.
+const LONGEST: Duration = Duration::from_secs(120);
 
 /// Why the doubles cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -95,16 +98,16 @@ impl Stubs {
     /// What the process said; or why it could not be started.
     pub fn run_test(&self, name: &str) -> Result<(), String> {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let ran = Command::new(program)
-            .args(["--ignored", "--exact", "--nocapture", name])
-            .envs(self.environment())
-            .output()
-            .map_err(|error| error.to_string())?;
-        let said = String::from_utf8_lossy(&ran.stdout);
+        let mut command = Command::new(program);
+        command.args(["--ignored", "--exact", "--nocapture", name]).envs(self.environment());
+        let (status, said) = ended(command).map_err(|error| error.to_string())?;
         // Without the count, a name that no test has would pass.
-        match ran.status.success() && said.contains("test result: ok. 1 passed") {
+        match status.is_some_and(|status| status.success()) && said.contains("test result: ok. 1 passed") {
             true => Ok(()),
-            false => Err(format!("{name}: {}\n{said}\n{}", ran.status, String::from_utf8_lossy(&ran.stderr))),
+            false => Err(match status {
+                Some(status) => format!("{name}: {status}\n{said}"),
+                None => format!("{name}: killed after {} s\n{said}", LONGEST.as_secs()),
+            }),
         }
     }
 
@@ -155,6 +158,29 @@ impl Stubs {
         tell(&self.cuda_path(), b"stub_cuda_configure\0", &text)?;
         tell(&self.nccl_path(), b"stub_nccl_configure\0", &text)
     }
+}
+
+/// Runs a program to its end, or kills it when it takes too long; what it said on both outputs.
+fn ended(mut command: Command) -> io::Result<(Option<ExitStatus>, String)> {
+    // A file, and not pipes: they would stop a program that nobody reads.
+    let mut said = tempfile::tempfile()?;
+    let mut program = command.stdout(said.try_clone()?).stderr(said.try_clone()?).spawn()?;
+    let start = Instant::now();
+    let status = loop {
+        match program.try_wait()? {
+            Some(status) => break Some(status),
+            None if start.elapsed() > LONGEST => break None,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    if status.is_none() {
+        program.kill()?;
+        program.wait()?;
+    }
+    let mut text = Vec::new();
+    said.rewind()?;
+    said.read_to_end(&mut text)?;
+    Ok((status, String::from_utf8_lossy(&text).into_owned()))
 }
 
 fn text(config: &Config) -> Result<Vec<u8>, InstallError> {

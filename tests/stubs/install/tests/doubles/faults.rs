@@ -1,13 +1,10 @@
 //! What callers can do wrong with NCCL, and that it is found.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use stubs::Config;
 
-use crate::libraries::{Configuration, Doubles, NON_BLOCKING, UniqueId, ranks};
+use crate::libraries::{Configuration, Doubles, NON_BLOCKING, UniqueId, ranks, until};
 
 const F32: i32 = 7;
 const SUM: i32 = 0;
@@ -128,18 +125,16 @@ fn ranks_that_call_different_things_are_found_and_hang_until_they_are_aborted() 
                 let count = 8 + rank as usize;
                 assert_eq!(doubles.all_reduce((memory, memory, count, F32, SUM), communicator, stream), 0);
                 assert_eq!(doubles.record(done, stream), 0);
-                while !found.load(Ordering::Acquire) {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
+                until(|| found.load(Ordering::Acquire));
                 assert_eq!((doubles.query(done), doubles.abort(communicator)), (600, 0));
                 assert_eq!(doubles.synchronize(stream), 0);
             });
         }
         let mut faults = Vec::new();
-        while faults.len() < 2 {
+        until(|| {
             faults.extend(doubles.faults());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            faults.len() >= 2
+        });
         found.store(true, Ordering::Release);
         assert!(faults.iter().all(|fault| fault.starts_with("collective 0 differs: ")), "{faults:?}");
     });
@@ -147,26 +142,51 @@ fn ranks_that_call_different_things_are_found_and_hang_until_they_are_aborted() 
 
 #[test]
 fn memory_that_somebody_writes_while_an_operation_runs_is_found() {
-    let mut config = Config::default();
-    config.nccl.max_delay_us = 20_000;
-    let doubles = Doubles::new(&config);
+    for (writes_input, text) in
+        [(true, "its input was written"), (false, "its output was written by somebody else")]
+    {
+        let (doubles, written) = (Doubles::new(&Config::default()), AtomicBool::new(false));
+        ranks(&doubles, 2, |rank, communicator| {
+            let (stream, other) = (doubles.stream(1), doubles.stream(1));
+            let (from, to) = (doubles.with(&[0; 64]), doubles.with(&[0; 64]));
+            let start = || assert_eq!(doubles.all_reduce((from, to, 16, F32, SUM), communicator, stream), 0);
+            if rank == 0 {
+                start();
+                // The operation runs, and cannot end without the other rank.
+                until(|| doubles.bytes(to, 64) == [0xa7; 64]);
+                // Nothing orders this stream after the other.
+                let target = if writes_input { from } else { to };
+                assert_eq!(doubles.upload(target, [1_u8; 64].as_ptr(), 64, other), 0);
+                assert_eq!(doubles.synchronize(other), 0);
+                written.store(true, Ordering::Release);
+            } else {
+                until(|| written.load(Ordering::Acquire));
+                start();
+            }
+            assert_eq!(doubles.synchronize(stream), 0);
+        });
+        only_fault(&doubles, text);
+    }
+}
+
+#[test]
+fn memory_that_is_freed_while_an_operation_runs_is_found() {
+    let (doubles, freed) = (Doubles::new(&Config::default()), AtomicBool::new(false));
     ranks(&doubles, 2, |rank, communicator| {
-        let (stream, other) = (doubles.stream(1), doubles.stream(1));
-        let (from, to) = (doubles.with(&[0; 64]), doubles.with(&[0; 64]));
-        assert_eq!(doubles.all_reduce((from, to, 16, F32, SUM), communicator, stream), 0);
-        if rank == 1 {
-            return assert_eq!(doubles.synchronize(stream), 0);
+        let (stream, from, to) = (doubles.stream(1), doubles.with(&[0; 64]), doubles.with(&[0; 64]));
+        let start = || assert_eq!(doubles.all_reduce((from, to, 16, F32, SUM), communicator, stream), 0);
+        if rank == 0 {
+            start();
+            until(|| doubles.bytes(to, 64) == [0xa7; 64]);
+            assert_eq!(doubles.free(from), 0);
+            freed.store(true, Ordering::Release);
+        } else {
+            until(|| freed.load(Ordering::Acquire));
+            start();
         }
-        let done = doubles.event();
-        assert_eq!(doubles.record(done, stream), 0);
-        // Nothing orders this stream after the other.
-        while doubles.query(done) == 600 {
-            assert_eq!(doubles.upload(from, [1_u8; 64].as_ptr(), 64, other), 0);
-            assert_eq!(doubles.upload(from, [2_u8; 64].as_ptr(), 64, other), 0);
-            assert_eq!(doubles.synchronize(other), 0);
-        }
+        assert_eq!(doubles.synchronize(stream), 0);
     });
-    only_fault(&doubles, "its input was written while it ran");
+    only_fault(&doubles, "which is freed, while it ran");
 }
 
 #[test]

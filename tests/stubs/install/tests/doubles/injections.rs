@@ -1,8 +1,10 @@
 //! Failures that NCCL's double is told.
 
+use std::time::{Duration, Instant};
+
 use stubs::{AsyncError, Config, Injection, Operation, PeerLoss};
 
-use crate::libraries::{Doubles, NON_BLOCKING, ranks};
+use crate::libraries::{Doubles, NON_BLOCKING, ranks, until};
 
 const F32: i32 = 7;
 
@@ -100,8 +102,8 @@ fn an_operation_that_hangs_ends_with_the_abort_from_another_thread() {
         assert_eq!(doubles.all_reduce((memory, memory, 1, F32, 0), communicator, stream), 0);
         assert_eq!(doubles.record(event, stream), 0);
     }
-    while doubles.query(events[0]) != 0 {}
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    until(|| doubles.query(events[0]) == 0);
+    std::thread::sleep(Duration::from_millis(50));
     assert_eq!(doubles.query(events[1]), 600);
     std::thread::scope(|scope| scope.spawn(|| assert_eq!(doubles.abort(communicator), 0)).join().unwrap());
     assert_eq!(doubles.synchronize(stream), 0);
@@ -115,7 +117,7 @@ fn a_communicator_that_is_never_made_is_in_progress_until_it_is_aborted() {
     let doubles = Doubles::new(&config);
     doubles.use_gpu(0);
     let (communicator, code) = doubles.join_with(1, doubles.unique_id(), 0, &NON_BLOCKING);
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(50));
     assert_eq!((code, doubles.poll(communicator), doubles.abort(communicator)), (7, 7, 0));
 }
 
@@ -136,7 +138,11 @@ fn the_loss_of_a_rank_is_told_where_that_is_wanted() {
                     if rank == 0 {
                         assert_eq!(doubles.all_reduce((memory, memory, 1, F32, 0), communicator, stream), 0);
                         assert_eq!(doubles.record(event, stream), 0);
-                        std::thread::sleep(std::time::Duration::from_millis(200));
+                        let start = Instant::now();
+                        until(|| {
+                            doubles.poll(communicator) != 0
+                                || (expected == 0 && start.elapsed().as_millis() > 200)
+                        });
                         assert_eq!((doubles.poll(communicator), doubles.query(event)), (expected, 600));
                     }
                     assert_eq!(doubles.abort(communicator), 0);

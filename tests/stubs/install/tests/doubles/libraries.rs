@@ -1,6 +1,9 @@
 //! The functions of both libraries, as a program would call them.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::{
+    ffi::{CStr, c_char, c_void},
+    time::{Duration, Instant},
+};
 
 use libloading::Library;
 use stubs::{Config, Stubs};
@@ -28,6 +31,28 @@ pub(crate) struct Configuration {
     pub(crate) numbers: [i32; 3],
     pub(crate) net_name: usize,
     pub(crate) split_share: i32,
+}
+
+/// `CUDA_MEMCPY2D`, where only memory and not arrays are named. Types: 1 is the host, 2 a GPU.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct Memcpy2d {
+    pub(crate) from_x: usize,
+    pub(crate) from_y: usize,
+    pub(crate) from_type: u32,
+    pub(crate) from_host: usize,
+    pub(crate) from_device: u64,
+    pub(crate) from_array: usize,
+    pub(crate) from_pitch: usize,
+    pub(crate) to_x: usize,
+    pub(crate) to_y: usize,
+    pub(crate) to_type: u32,
+    pub(crate) to_host: usize,
+    pub(crate) to_device: u64,
+    pub(crate) to_array: usize,
+    pub(crate) to_pitch: usize,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
 }
 
 /// A configuration that does not block.
@@ -87,9 +112,14 @@ impl Doubles {
         stream
     }
 
+    /// An event without timing.
     pub(crate) fn event(&self) -> usize {
+        self.event_with(2)
+    }
+
+    pub(crate) fn event_with(&self, flags: u32) -> usize {
         let mut event = 0;
-        assert_eq!(call!(self.cuda, b"cuEventCreate\0", &mut event => *mut usize, 2 => u32), 0);
+        assert_eq!(call!(self.cuda, b"cuEventCreate\0", &mut event => *mut usize, flags => u32), 0);
         event
     }
 
@@ -157,6 +187,28 @@ impl Doubles {
 
     pub(crate) fn copy(&self, target: u64, source: u64, len: usize, stream: usize) -> i32 {
         call!(self.cuda, b"cuMemcpyDtoDAsync_v2\0", target => u64, source => u64, len => usize, stream => usize)
+    }
+
+    pub(crate) fn fill(&self, address: u64, value: u8, len: usize, stream: usize) -> i32 {
+        call!(self.cuda, b"cuMemsetD8Async\0", address => u64, value => u8, len => usize, stream => usize)
+    }
+
+    /// Frees memory when the stream comes to it.
+    pub(crate) fn free_later(&self, address: u64, stream: usize) -> i32 {
+        call!(self.cuda, b"cuMemFreeAsync\0", address => u64, stream => usize)
+    }
+
+    pub(crate) fn copy_rows(&self, rows: &Memcpy2d, stream: usize) -> i32 {
+        call!(self.cuda, b"cuMemcpy2DAsync_v2\0", rows => *const Memcpy2d, stream => usize)
+    }
+
+    /// The milliseconds between two events that have timing, or the code that says why not.
+    pub(crate) fn elapsed(&self, start: usize, end: usize) -> Result<f32, i32> {
+        let mut ms = f32::NAN;
+        match call!(self.cuda, b"cuEventElapsedTime\0", &mut ms => *mut f32, start => usize, end => usize) {
+            0 => Ok(ms),
+            code => Err(code),
+        }
     }
 
     /// Memory with these bytes, once the legacy stream has them.
@@ -240,12 +292,12 @@ impl Doubles {
 
     /// Polls until there is no progress to report any more; the last answer.
     pub(crate) fn settle(&self, communicator: usize) -> i32 {
-        loop {
-            match self.poll(communicator) {
-                7 => std::thread::sleep(std::time::Duration::from_millis(1)),
-                code => return code,
-            }
-        }
+        let mut code = 7;
+        until(|| {
+            code = self.poll(communicator);
+            code != 7
+        });
+        code
     }
 
     pub(crate) fn finalize(&self, communicator: usize) -> i32 {
@@ -333,6 +385,15 @@ impl Doubles {
 
     pub(crate) fn group_end(&self) -> i32 {
         call!(self.nccl, b"ncclGroupEnd\0",)
+    }
+}
+
+/// Waits until something holds, but not for ever.
+pub(crate) fn until(mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not come");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use stubs::Config;
 
-use crate::libraries::Doubles;
+use crate::libraries::{Doubles, Memcpy2d, until};
 
 /// Holds a stream until it is opened.
 #[derive(Default)]
@@ -206,4 +206,89 @@ fn a_host_function_may_not_call_the_driver() {
     assert_eq!(doubles.host_function(stream, calls, (&raw mut data).cast()), 0);
     assert_eq!(doubles.synchronize(stream), 0);
     assert_eq!(data.1, 800);
+}
+
+#[test]
+fn context_events_that_capture_nothing_let_everything_pass() {
+    let mut config = Config::default();
+    config.cuda.context_events_are_empty = true;
+    let (doubles, gate) = (Doubles::new(&config), Gate::default());
+    let context = doubles.use_gpu(0);
+    let (stream, event) = (doubles.stream(1), doubles.event());
+    gate.close_on(&doubles, stream);
+    assert_eq!((doubles.record_context(context, event), doubles.query(event)), (0, 0));
+    gate.open();
+    assert_eq!(doubles.synchronize(stream), 0);
+}
+
+#[test]
+fn rows_are_copied_to_their_pitch_and_nothing_between_them_is_touched() {
+    let doubles = quick();
+    doubles.use_gpu(0);
+    let (stream, to, from) = (doubles.stream(1), doubles.with(&[9; 12]), [1_u8, 2, 3, 4, 5, 6]);
+    let rows = Memcpy2d {
+        from_type: 1,
+        from_host: from.as_ptr() as usize,
+        from_pitch: 2,
+        to_type: 2,
+        to_device: to,
+        to_pitch: 4,
+        width: 2,
+        height: 3,
+        ..Memcpy2d::default()
+    };
+    assert_eq!((doubles.copy_rows(&rows, stream), doubles.synchronize(stream)), (0, 0));
+    assert_eq!(doubles.bytes(to, 12), [1, 2, 9, 9, 3, 4, 9, 9, 5, 6, 9, 9]);
+    // A fourth row would end beyond the memory.
+    assert_eq!(doubles.copy_rows(&Memcpy2d { height: 4, ..rows }, stream), 1);
+    assert_eq!(doubles.faults().len(), 1);
+}
+
+#[test]
+fn memory_that_a_stream_frees_lives_until_the_stream_comes_to_it() {
+    let (doubles, gate) = (quick(), Gate::default());
+    doubles.use_gpu(0);
+    let (stream, address, late) = (doubles.stream(1), doubles.with(&[1; 8]), doubles.with(&[2; 8]));
+    gate.close_on(&doubles, stream);
+    assert_eq!(doubles.fill(address, 7, 8, stream), 0);
+    assert_eq!(doubles.copy(late, address, 8, stream), 0);
+    assert_eq!(doubles.free_later(address, stream), 0);
+    assert_eq!(doubles.bytes(address, 8), [1; 8]);
+    gate.open();
+    assert_eq!(doubles.synchronize(stream), 0);
+    assert_eq!(doubles.bytes(late, 8), [7; 8]);
+    assert_eq!(doubles.faults(), [""; 0]);
+    assert_eq!(doubles.fill(address, 7, 8, stream), 1);
+    assert_eq!(doubles.faults().len(), 1);
+}
+
+#[test]
+fn a_free_that_waits_lets_the_streams_end_first() {
+    let mut config = Config::default();
+    config.cuda.free_waits = true;
+    config.cuda.max_delay_us = 20_000;
+    let doubles = Doubles::new(&config);
+    doubles.use_gpu(0);
+    let (stream, from, to) = (doubles.stream(1), doubles.with(&[1; 8]), doubles.with(&[2; 8]));
+    assert_eq!(doubles.copy(to, from, 8, stream), 0);
+    assert_eq!(doubles.free(from), 0);
+    assert_eq!(doubles.bytes(to, 8), [1; 8]);
+    assert_eq!(doubles.faults(), [""; 0]);
+}
+
+#[test]
+fn the_time_between_two_events_is_that_of_what_lies_between_them() {
+    let (doubles, gate) = (quick(), Gate::default());
+    doubles.use_gpu(0);
+    let (stream, start, end) = (doubles.stream(1), doubles.event_with(0), doubles.event_with(0));
+    assert_eq!(doubles.record(start, stream), 0);
+    gate.close_on(&doubles, stream);
+    assert_eq!(doubles.record(end, stream), 0);
+    until(|| doubles.query(start) == 0);
+    assert_eq!(doubles.elapsed(start, end), Err(600));
+    std::thread::sleep(Duration::from_millis(20));
+    gate.open();
+    assert_eq!(doubles.synchronize(stream), 0);
+    let ms = doubles.elapsed(start, end).unwrap();
+    assert!((20.0..60_000.0).contains(&ms), "{ms}");
 }
