@@ -12,6 +12,9 @@ const TEXT_BYTES: usize = 128;
 /// `CUDA_ERROR_NO_DEVICE`: there is no GPU, or all are hidden.
 const NO_DEVICE: c_int = 100;
 
+/// Where it is: `.so.1` is what drivers install.
+const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
 /// A GPU as the driver shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DriverGpu {
@@ -48,16 +51,29 @@ struct Driver {
 /// In words, why it does not answer.
 pub(super) fn ask() -> Result<DriverView, String> {
     static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-    DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)?.view()
+    DRIVER.get_or_init(|| Driver::load(&LIBRARIES)).as_ref().map_err(Clone::clone)?.view()
+}
+
+/// As [`ask`], of the first of these libraries that can be loaded. It stays loaded.
+#[cfg(test)]
+pub(super) fn ask_library(libraries: &[&str]) -> Result<DriverView, String> {
+    Driver::load(libraries)?.view()
 }
 
 impl Driver {
-    fn load() -> Result<Self, String> {
-        let open = |name: &str| {
+    fn load(names: &[&str]) -> Result<Self, String> {
+        let mut first_reason = None;
+        for name in names {
             // SAFETY: the driver's library runs its own constructors when it is loaded; it is made to be loaded like this.
-            unsafe { Library::new(name) }.map_err(|error| error.to_string())
-        };
-        let library = open("libcuda.so.1").or_else(|first| open("libcuda.so").map_err(|_| first))?;
+            match unsafe { Library::new(*name) } {
+                Ok(library) => return Self::functions(library),
+                Err(error) => first_reason = first_reason.or(Some(error.to_string())),
+            }
+        }
+        Err(first_reason.unwrap_or_default())
+    }
+
+    fn functions(library: Library) -> Result<Self, String> {
         // It must outlive the functions that are taken from it, and it is never unloaded: the driver has threads.
         let library: &'static Library = Box::leak(Box::new(library));
         /// # Safety

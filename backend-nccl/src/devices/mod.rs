@@ -29,6 +29,9 @@ mod sysfs;
 mod topology;
 mod visible;
 
+#[cfg(test)]
+mod double_tests;
+
 pub use choose::{by_freedom, existing_ordinal, first_unless_held, freest, ordinal_of_rank};
 pub use claim::GpuClaim;
 pub use gpu::{ComputeMode, Gpu, GpuMemory, Holder, HostSite, Mig};

@@ -49,6 +49,12 @@ impl GpuReport {
         Self::new(nvml::ask(), driver::ask(), environment, &Sysfs::default())
     }
 
+    /// As [`read`](Self::read), of given answers, with nothing in the environment.
+    #[cfg(test)]
+    pub(super) fn of(nvml: NvmlAnswer, driver: Result<DriverView, String>, sysfs: &Sysfs) -> Self {
+        Self::new(nvml, driver, CudaEnvironment::default(), sysfs)
+    }
+
     fn new(
         nvml: NvmlAnswer,
         driver: Result<DriverView, String>,
@@ -63,30 +69,22 @@ impl GpuReport {
                 Inventory::default()
             }
         };
-        let Inventory { driver_version, cuda_version, mut gpus, links } = inventory;
+        let Inventory { driver_version, mut cuda_version, mut gpus, links } = inventory;
         let by_environment =
             VisibleDevices::parse(environment.filter.as_deref()).resolve(&gpus, environment.order);
-        let (stop, known) = match by_environment {
-            Ordinals::Known { places, stop } if !gpus.is_empty() => (stop, Ok(places)),
-            Ordinals::Known { .. } => (None, Ok(Vec::new())),
-            Ordinals::Unknown { reason } => (None, Err(reason)),
+        // Without NVML's list there is nothing that an entry could be compared with.
+        let stop = match &by_environment {
+            Ordinals::Known { stop, .. } if !gpus.is_empty() => stop.clone(),
+            _ => None,
         };
-        let mut cuda_version = cuda_version;
-        match (driver, known) {
-            (Ok(view), _) => {
+        match driver {
+            Ok(view) => {
                 cuda_version = cuda_version.or((view.cuda_version > 0).then_some(view.cuda_version));
                 number_by_driver(&mut gpus, &view.gpus);
             }
-            (Err(reason), Ok(places)) => {
+            Err(reason) => {
                 notes.push(format!("the CUDA driver does not answer: {reason}"));
-                places
-                    .into_iter()
-                    .enumerate()
-                    .for_each(|(ordinal, place)| gpus[place].ordinal = Some(ordinal));
-            }
-            (Err(driver), Err(reason)) => {
-                notes.push(format!("the CUDA driver does not answer: {driver}"));
-                notes.push(format!("the CUDA numbers of the GPUs are not known: {reason}"));
+                notes.extend(number_by_environment(&mut gpus, by_environment));
             }
         }
         complete_sites(&mut gpus, sysfs);
@@ -110,6 +108,17 @@ impl GpuReport {
         let (value, stop) = (self.filter.clone()?, self.stop.as_ref()?);
         let reason = format!("`{}` and all after it are hidden, because {}", stop.entry, stop.reason);
         Some(DeviceError::VisibleDevices { value, reason })
+    }
+}
+
+/// Gives the GPUs the ordinals that the environment lets one conclude; or returns why it does not.
+fn number_by_environment(gpus: &mut [Gpu], ordinals: Ordinals) -> Option<String> {
+    match ordinals {
+        Ordinals::Known { places, .. } => {
+            places.into_iter().enumerate().for_each(|(ordinal, place)| gpus[place].ordinal = Some(ordinal));
+            None
+        }
+        Ordinals::Unknown { reason } => Some(format!("the CUDA numbers of the GPUs are not known: {reason}")),
     }
 }
 

@@ -6,8 +6,13 @@
 //! everything, a number ends at its first character that is no digit, and the first entry decides whether the list is of
 //! numbers, GPUs or instances (so does `torch.cuda`, which reads the variable by the same rules).
 
+mod entry;
+mod place;
+
 use serde::Serialize;
 
+use self::entry::Entry;
+use self::place::{Miss, enumeration, is_instance, place_of};
 use super::{Gpu, Mig};
 
 /// What `CUDA_VISIBLE_DEVICES` says.
@@ -17,17 +22,6 @@ pub struct VisibleDevices {
     entries: Option<Vec<Entry>>,
     /// Why the list ends before its end.
     stop: Option<Stop>,
-}
-
-/// An entry of the list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Entry {
-    /// A number in CUDA's order.
-    Index(usize),
-    /// A UUID or its first characters: `GPU-…` or `MIG-…`.
-    Uuid(String),
-    /// The older form of an instance, `MIG-GPU-<uuid>/<GPU instance>/<compute instance>`.
-    Instance { gpu: String, gpu_instance: u32, compute_instance: u32 },
 }
 
 /// An entry at which CUDA stops to read the list: it and all after it count as hidden.
@@ -84,7 +78,7 @@ impl VisibleDevices {
         let mut entries: Vec<Entry> = Vec::new();
         let mut stop = None;
         for text in value.split(',').map(str::trim) {
-            match parse_entry(text, entries.first()) {
+            match Entry::parse(text, entries.first()) {
                 Ok(entry) => entries.push(entry),
                 Err(reason) => {
                     // A value that is empty, or -1, is how one says that all are to be hidden.
@@ -100,42 +94,19 @@ impl VisibleDevices {
     /// Which of `gpus` each ordinal is. They are all GPUs of the machine in NVML's order, a divided one before its
     /// instances.
     pub fn resolve(&self, gpus: &[Gpu], order: DeviceOrder) -> Ordinals {
-        let whole: Vec<usize> = (0..gpus.len()).filter(|place| !is_instance(&gpus[*place])).collect();
-        let by_index = || enumeration(gpus, &whole, order);
-        let Some(entries) = &self.entries else {
-            return match by_index() {
-                Ok(_) if gpus.iter().any(|gpu| gpu.mig != Mig::Off) => Ordinals::Unknown {
-                    reason: "a GPU is divided into MIG instances, of which the driver chooses one".to_owned(),
-                },
-                Ok(places) => Ordinals::Known { places, stop: None },
-                Err(reason) => Ordinals::Unknown { reason },
-            };
-        };
+        let Some(entries) = &self.entries else { return unfiltered(gpus, order) };
         let (mut places, mut stop) = (Vec::new(), self.stop.clone());
         for entry in entries {
-            let found = match entry {
-                Entry::Index(index) => match by_index() {
-                    Ok(order) => order.get(*index).copied().ok_or_else(|| none_of(whole.len())),
-                    Err(reason) => return Ordinals::Unknown { reason },
-                },
-                Entry::Uuid(prefix) => by_uuid(gpus, prefix),
-                Entry::Instance { gpu, gpu_instance, compute_instance } => {
-                    let mig =
-                        Mig::Instance { gpu_instance: *gpu_instance, compute_instance: *compute_instance };
-                    by_instance(gpus, gpu, mig)
-                }
-            };
-            match found.and_then(|place| first_instance(gpus, place)) {
+            let stop_here = |reason| Some(Stop { entry: entry.to_string(), reason });
+            match place_of(entry, gpus, order) {
                 Ok(place) if places.contains(&place) => {
                     let reason = "it is listed twice, which hides all GPUs".to_owned();
-                    return Ordinals::Known {
-                        places: Vec::new(),
-                        stop: Some(Stop { entry: entry.text(), reason }),
-                    };
+                    return Ordinals::Known { places: Vec::new(), stop: stop_here(reason) };
                 }
                 Ok(place) => places.push(place),
-                Err(reason) => {
-                    stop = Some(Stop { entry: entry.text(), reason });
+                Err(Miss::Unknown(reason)) => return Ordinals::Unknown { reason },
+                Err(Miss::Invalid(reason)) => {
+                    stop = stop_here(reason);
                     break;
                 }
             }
@@ -144,96 +115,16 @@ impl VisibleDevices {
     }
 }
 
-impl Entry {
-    fn text(&self) -> String {
-        match self {
-            Self::Index(index) => index.to_string(),
-            Self::Uuid(prefix) => prefix.clone(),
-            Self::Instance { gpu, gpu_instance, compute_instance } => {
-                format!("MIG-{gpu}/{gpu_instance}/{compute_instance}")
-            }
-        }
+/// All GPUs, where no variable hides any.
+fn unfiltered(gpus: &[Gpu], order: DeviceOrder) -> Ordinals {
+    if gpus.iter().any(|gpu| gpu.mig != Mig::Off) {
+        let reason = "a GPU is divided into MIG instances, of which the driver chooses one".to_owned();
+        return Ordinals::Unknown { reason };
     }
-}
-
-/// Reads an entry of a list that begins with `first`.
-fn parse_entry(text: &str, first: Option<&Entry>) -> Result<Entry, String> {
-    let entry = if text.starts_with("GPU-") {
-        Entry::Uuid(text.to_owned())
-    } else if let Some(instance) = text.strip_prefix("MIG-") {
-        parse_instance(instance).unwrap_or_else(|| Entry::Uuid(text.to_owned()))
-    } else {
-        let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-        Entry::Index(text[..digits].parse().map_err(|_| "it is neither a number nor a UUID".to_owned())?)
-    };
-    match first {
-        Some(first) if kind(first) != kind(&entry) => {
-            Err(format!("it follows {} in a list, which cannot hold both", kind(first)))
-        }
-        _ => Ok(entry),
+    match enumeration(gpus, order) {
+        Ok(places) => Ordinals::Known { places, stop: None },
+        Err(reason) => Ordinals::Unknown { reason },
     }
-}
-
-fn parse_instance(text: &str) -> Option<Entry> {
-    let mut parts = text.split('/');
-    let (gpu, gpu_instance, compute_instance) = (parts.next()?, parts.next()?, parts.next()?);
-    let is_whole = gpu.starts_with("GPU-") && parts.next().is_none();
-    let (gpu_instance, compute_instance) = (gpu_instance.parse().ok()?, compute_instance.parse().ok()?);
-    is_whole.then(|| Entry::Instance { gpu: gpu.to_owned(), gpu_instance, compute_instance })
-}
-
-fn kind(entry: &Entry) -> &'static str {
-    match entry {
-        Entry::Index(_) => "a number",
-        Entry::Uuid(prefix) if prefix.starts_with("GPU-") => "a GPU",
-        Entry::Uuid(_) | Entry::Instance { .. } => "a MIG instance",
-    }
-}
-
-/// The places of the whole GPUs by the number that an index of the list means.
-fn enumeration(gpus: &[Gpu], whole: &[usize], order: DeviceOrder) -> Result<Vec<usize>, String> {
-    // Equal GPUs are equally fast, and the driver leaves them in the order of the bus.
-    let are_equal = whole.windows(2).all(|pair| gpus[pair[0]].name == gpus[pair[1]].name);
-    match order {
-        DeviceOrder::FastestFirst if !are_equal => {
-            Err("the GPUs differ, and which of them CUDA takes for the fastest is \
-             known to the driver alone (CUDA_DEVICE_ORDER=PCI_BUS_ID orders them as nvidia-smi does)"
-                .to_owned())
-        }
-        _ => Ok(whole.to_vec()),
-    }
-}
-
-fn by_uuid(gpus: &[Gpu], prefix: &str) -> Result<usize, String> {
-    let mut matching = (0..gpus.len()).filter(|place| gpus[*place].uuid.starts_with(prefix));
-    match (matching.next(), matching.next()) {
-        (Some(place), None) => Ok(place),
-        (Some(_), Some(_)) => Err("several GPUs begin with it".to_owned()),
-        (None, _) => Err("no GPU of this machine has that UUID".to_owned()),
-    }
-}
-
-fn by_instance(gpus: &[Gpu], gpu: &str, mig: Mig) -> Result<usize, String> {
-    let parent = by_uuid(gpus, gpu)?;
-    let instances = instances_of(gpus, parent);
-    instances
-        .into_iter()
-        .find(|place| gpus[*place].mig == mig)
-        .ok_or_else(|| "that GPU has no such instance".to_owned())
-}
-
-/// The place itself; for a divided GPU that of its first instance, which is what CUDA makes of it.
-fn first_instance(gpus: &[Gpu], place: usize) -> Result<usize, String> {
-    match gpus[place].mig {
-        Mig::Divided => {
-            instances_of(gpus, place).first().copied().ok_or_else(|| "it has no MIG instance".to_owned())
-        }
-        _ => Ok(place),
-    }
-}
-
-fn instances_of(gpus: &[Gpu], parent: usize) -> Vec<usize> {
-    (parent + 1..gpus.len()).take_while(|place| is_instance(&gpus[*place])).collect()
 }
 
 /// A process has one MIG instance at most, the first that is listed, and no whole GPU beside it.
@@ -248,14 +139,6 @@ fn one_instance(gpus: &[Gpu], mut places: Vec<usize>, stop: Option<Stop>) -> Ord
     Ordinals::Known { places, stop }
 }
 
-fn is_instance(gpu: &Gpu) -> bool {
-    matches!(gpu.mig, Mig::Instance { .. })
-}
-
-fn none_of(count: usize) -> String {
-    format!("this machine has {count} GPUs, counted from 0")
-}
-
 /// Which of `gpus` each ordinal is, by the UUIDs that the driver gives its ordinals; `None` for one that is not in the list.
 ///
 /// The driver's word is better than what the environment lets one conclude. UUIDs are compared by their digits: those of
@@ -266,5 +149,4 @@ pub fn places_by_uuid(uuids: &[String], gpus: &[Gpu]) -> Vec<Option<usize>> {
 }
 
 #[cfg(test)]
-#[path = "visible_tests.rs"]
 mod tests;

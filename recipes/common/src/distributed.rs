@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use burn_nccl::launch::NprocPerNode;
@@ -13,18 +12,15 @@ use burn_nccl::{DType, Environment, GroupOptions, ProcessGroup, ReduceOp};
 use crate::batch_size::{self, trial};
 use crate::config::{JobOptions, RunConfig, ddp_config};
 use crate::data::Images;
-use crate::device::{SelectedGpu, topology_warning};
+use crate::device::SelectedGpu;
 use crate::error::{RecipeError, Result};
 use crate::launcher::{check_nodes, is_told, launch_config};
-use crate::machine::boot_id;
 use crate::options::{DistributedOptions, MixedPrecisionOptions, TrainOptions};
 use crate::parallel::Parallel;
+use crate::place::{PLACE, Place, warn_of_topology};
 use crate::progress::{self, display};
 use crate::resume::{self, Resume};
 use crate::train::{Run, initial_model};
-
-/// The key under which a rank says where it computes, beside its options.
-const PLACE: &str = "place";
 
 /// Trains on several ranks.
 ///
@@ -142,8 +138,8 @@ fn run_rank(
         log::warn!("another rank has memory for {batch_size} images only");
     }
     config.shrink_batch(batch_size);
-    let machines = agree(&config, resume.as_ref(), device.gpu.as_ref(), &group)?;
-    warn_of_topology(&machines, environment);
+    let places = agree(&config, resume.as_ref(), device.gpu.as_ref(), &group)?;
+    warn_of_topology(&places, environment);
     let train = images.train_loader(&config, &device.device.clone().autodiff(), rank, world_size)?;
     let test = images.test_loader(&config, &device.device, rank, world_size)?;
     // Each rank draws the same weights; rank 0's are sent to all.
@@ -178,14 +174,6 @@ fn decided(own: bool, group: &ProcessGroup) -> Result<bool> {
     Ok(all.first().and_then(|rank_0| rank_0.first()) == Some(&1))
 }
 
-/// Where a rank computes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
-    machine: String,
-    /// The GPU's place on the bus.
-    gpu: Option<String>,
-}
-
 /// Refuses ranks that were started with other options. Most would train on without an error, and diverge. Returns where each
 /// rank computes.
 fn agree(
@@ -200,13 +188,12 @@ fn agree(
     let mut own = serde_json::to_value(config).map_err(unwritten)?;
     // Ranks may see a checkpoint under different paths, but it is the same one.
     own["resume"] = resume.map(Resume::identity).transpose()?.into();
-    let place = Place { machine: boot_id(), gpu: gpu.map(|gpu| gpu.pci_bus_id.clone()) };
-    own[PLACE] = serde_json::to_value(place).map_err(unwritten)?;
+    own[PLACE] = serde_json::to_value(Place::own(gpu)).map_err(unwritten)?;
     let own = serde_json::to_vec(&own).map_err(unwritten)?;
     let all = group.all_gather_bytes(&own).map_err(|error| RecipeError::group(what, error))?;
     match all.iter().enumerate().find_map(|(rank, other)| difference(&all[0], other).map(|text| (rank, text)))
     {
-        None => Ok(all.iter().map(|bytes| place_of(bytes)).collect()),
+        None => Ok(all.iter().map(|bytes| Place::sent(bytes)).collect()),
         Some((rank, text)) => Err(RecipeError::failure(
             what,
             format!("rank {rank} was started with other options than rank 0: {text}"),
@@ -217,28 +204,6 @@ fn agree(
             },
         )),
     }
-}
-
-/// Where the rank computes that has sent `bytes`.
-fn place_of(bytes: &[u8]) -> Option<Place> {
-    let sent: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
-    serde_json::from_value(sent.get(PLACE)?.clone()).ok()
-}
-
-/// Warns once on each machine of GPUs that hang together badly.
-fn warn_of_topology(places: &[Option<Place>], environment: &Environment) {
-    if environment.local_rank == 0
-        && let Some(warning) = topology_warning(&gpus_beside(places, environment.rank))
-    {
-        log::warn!("{warning}");
-    }
-}
-
-/// The GPUs of all ranks on the machine of one.
-fn gpus_beside(places: &[Option<Place>], rank: usize) -> Vec<String> {
-    let Some(Some(own)) = places.get(rank) else { return Vec::new() };
-    let beside = places.iter().flatten().filter(|place| place.machine == own.machine);
-    beside.filter_map(|place| place.gpu.clone()).collect()
 }
 
 /// The first option that differs between two configurations and matters to training.
@@ -262,6 +227,7 @@ mod tests {
     fn an_option_that_differs_is_named_with_both_values_unless_it_may() {
         let first = br#"{"lr":0.1,"device":"cpu","clip-grad-norm":null}"#;
         assert_eq!(difference(first, br#"{"lr":0.1,"device":"cuda","clip-grad-norm":null}"#), None);
+        assert_eq!(difference(first, br#"{"lr":0.1,"place":{"machine":"b"},"clip-grad-norm":null}"#), None);
         assert_eq!(
             difference(first, br#"{"lr":0.3,"device":"cpu","clip-grad-norm":null}"#),
             Some("--lr is 0.3, 0.1 on rank 0".into())
@@ -270,25 +236,5 @@ mod tests {
             difference(first, br#"{"lr":0.1,"clip-grad-norm":null,"wire":"f16"}"#),
             Some(r#"--wire is "f16", not given on rank 0"#.into())
         );
-    }
-
-    #[test]
-    fn the_gpus_of_a_machine_are_those_of_all_its_ranks_wherever_they_compute() {
-        let sent = |machine: &str, gpu: Option<&str>| {
-            let place = Place { machine: machine.into(), gpu: gpu.map(Into::into) };
-            let bytes = serde_json::to_vec(&serde_json::json!({"lr": 0.1, PLACE: place})).unwrap();
-            (place_of(&bytes), bytes)
-        };
-        let ranks = [
-            sent("a", Some("0000:3b:00.0")),
-            sent("a", None),
-            sent("b", Some("0000:3b:00.0")),
-            sent("a", Some("0000:af:00.0")),
-        ];
-        let places: Vec<Option<Place>> = ranks.iter().map(|(place, _)| place.clone()).collect();
-        assert_eq!(gpus_beside(&places, 0), ["0000:3b:00.0", "0000:af:00.0"]);
-        assert_eq!(gpus_beside(&places, 2), ["0000:3b:00.0"]);
-        assert_eq!(gpus_beside(&[None], 0), [""; 0]);
-        assert_eq!(difference(&ranks[0].1, &ranks[2].1), None);
     }
 }

@@ -53,6 +53,7 @@ pub mod output;
 mod ownership;
 pub mod parallel;
 pub mod parameters;
+mod place;
 pub mod plot;
 pub mod progress;
 pub mod recorder;
