@@ -103,7 +103,8 @@ mod inside {
     #[ignore = "started as a rank by a test above"]
     fn steps() {
         let rank = Rank::join();
-        let (ranks, contents): (usize, Vec<FlatBucket>) = (rank.group.world_size(), (0..4).map(bucket).collect());
+        let (ranks, contents): (usize, Vec<FlatBucket>) =
+            (rank.group.world_size(), (0..4).map(bucket).collect());
         let mut kept = Vec::new();
         for step in 0..5 {
             let flights: Vec<_> = contents.iter().map(|contents| start(&rank, contents, step)).collect();

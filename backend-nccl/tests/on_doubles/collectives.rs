@@ -219,13 +219,13 @@ mod inside {
             let sum = functions::all_reduce(first.clone(), ReduceOp::Sum, group).unwrap();
             drop(first);
             // Other tensors take the memory that has become free.
-            let others: Vec<_> = (0..4)
-                .map(|_| tensor(std::iter::repeat_n(-1.0, len), DType::F32, &rank.device))
-                .collect();
+            let others: Vec<_> =
+                (0..4).map(|_| tensor(std::iter::repeat_n(-1.0, len), DType::F32, &rank.device)).collect();
             let gathered = functions::all_gather(sum.clone(), group).unwrap();
             let greatest = functions::all_reduce(gathered, ReduceOp::Max, group).unwrap();
             drop((sum, others));
-            let expected = |index: usize| (0..ranks).map(|rank| value(rank + round, index % len)).sum::<f64>();
+            let expected =
+                |index: usize| (0..ranks).map(|rank| value(rank + round, index % len)).sum::<f64>();
             assert_values(greatest, expected, "three collectives in a row");
         }
         rank.leave();

@@ -90,10 +90,8 @@ mod inside {
     #[ignore = "started as a rank by a test above"]
     fn absent() {
         let checks = std::env::var("BURN_NCCL_TEST_CHECKS").as_deref() == Ok("true");
-        let options = GroupOptions::default()
-            .with_timeout(LIMIT)
-            .with_connect_timeout(DEADLINE)
-            .with_check(checks);
+        let options =
+            GroupOptions::default().with_timeout(LIMIT).with_connect_timeout(DEADLINE).with_check(checks);
         let rank = Rank::join_with(options, |rank| rank);
         assert_eq!(sum(&rank, 10).unwrap(), [2.0; 10]);
         if rank.number() == 1 {

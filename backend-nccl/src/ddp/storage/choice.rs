@@ -72,11 +72,8 @@ pub(crate) fn choose(
 ) -> Result<Choice> {
     let host = Choice { device: None, broadcasts: false };
     let (Some(wire), Some(device)) = (wire, devices.first()) else { return Ok(host) };
-    let failed = |error| Error::Device {
-        rank: group.rank(),
-        world_size: group.world_size(),
-        error: Box::new(error),
-    };
+    let failed =
+        |error| Error::Device { rank: group.rank(), world_size: group.world_size(), error: Box::new(error) };
     let side = decide(candidates, config.bucket_storage).map_err(failed)?;
     match side {
         Side::Host => return Ok(host),
