@@ -52,7 +52,8 @@ impl Call {
     /// What is wrong with the device of this rank, as an error of the call.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA tensors come here"))]
     pub(crate) fn device_error(&self, error: DeviceError) -> Error {
-        Error::Device { rank: self.group.rank(), world_size: self.group.world_size(), error: Box::new(error) }
+        let (rank, world_size) = (self.group.rank(), self.group.world_size());
+        Error::Device { rank, world_size, error: error.into() }
     }
 
     /// As [`fail`](Self::fail), where the other ranks are in the collective already or on their way into it: without this

@@ -126,7 +126,8 @@ mod tests {
             let mut parts = vec![values(5, 512.0), values(9, 512.5), values(4, 511.0)];
             parts[empty] = Vec::new();
             assert_is_joined(&parts, BurnDType::F64, 1e-12);
-            assert_is_joined(&parts, BurnDType::F32, 1e-6);
+            // Half a unit in the last place of each mean, which is all that single precision holds of it.
+            assert_is_joined(&parts, BurnDType::F32, 3e-5);
         }
         let (mean, variance, count) = merged(&[vec![], vec![]], BurnDType::F32);
         assert_eq!((mean, variance, count), (0.0, 0.0, 0));

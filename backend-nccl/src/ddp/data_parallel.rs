@@ -7,25 +7,21 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::bucket::{self, DEVICE_ALIGNMENT_BYTES, GradientSize, HOST_ALIGNMENT_BYTES};
-use super::communication::{Communication, CommunicationHook, Communicator, HookState};
+use super::communication::{Communication, CommunicationHook, HookState};
 use super::config::{BucketStorage, DdpConfig, UnevenInputs};
+use super::construction::{self, Prepared};
 use super::events::EventLog;
 use super::hand_out::gradients;
-use super::layout::layouts;
 use super::lift::Lifts;
-use super::parameters::Trainable;
 use super::reducer::Reducer;
 use super::replicate::{self, Covered};
-use super::storage::{self, Candidate, HostStorage, Storage, TensorStorage, Wire};
-use super::{lift, module_hook, parameters, uneven};
+use super::storage::Wire;
+use super::{module_hook, uneven};
 use crate::amp::LossScale;
 use crate::backends;
-use crate::dtype::wire_dtype;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::site;
-use crate::sync_batch_norm;
 
 /// Data-parallel training of one model by all ranks of a group: each rank runs its own batches, gradients are
 /// averaged over ranks during the backward pass, and every rank takes the same optimizer step.
@@ -101,42 +97,9 @@ impl DistributedDataParallel {
     ) -> Result<(Self, M)> {
         let _site = site::enter();
         backends::check()?;
-        let (model, synchronized) = sync_batch_norm::connect_and_count(model, group);
-        let (all, trainable) = parameters::list(&model);
-        let devices: Vec<_> = trainable.iter().map(|parameter| parameter.device.clone()).collect();
-        let candidate = Candidate::of(&model, &devices, group)?;
-        let candidates =
-            replicate::check_same_model(&all, synchronized, config, hook.name(), candidate, group)?;
-        if synchronized > 0 && group.world_size() > 1 {
-            config.check_synchronized_layers()?;
-        }
-        if config.bucket_storage == BucketStorage::Device && wire.is_none() {
-            let reason = "it computes in host memory; set DdpConfig::bucket_storage to BucketStorage::Auto";
-            return Err(Error::CommunicationHookRefused { hook: hook.name(), reason: reason.into() });
-        }
-        if trainable.is_empty() {
-            return Err(Error::NothingToTrain);
-        }
-        let sizes = trainable.iter().map(size).collect::<Result<Vec<_>>>()?;
-        let choice = storage::choose(&candidates, wire, &devices, config, group)?;
-        let (bucket_storage, alignment) = match choice.device {
-            Some(_) => (BucketStorage::Device, DEVICE_ALIGNMENT_BYTES),
-            None => (BucketStorage::Host, HOST_ALIGNMENT_BYTES),
-        };
-        let plan = bucket::plan(&sizes, config.first_bucket_bytes, config.bucket_bytes, alignment);
-        let plan = Arc::new(plan);
-        let communicator = Arc::new(Communicator::new(hook, layouts(&plan, &trainable), group)?);
-        let storage: Box<dyn Storage> = match choice.device {
-            Some((device, wire)) => Box::new(TensorStorage::new(group, plan.clone(), wire, device)),
-            None => Box::new(HostStorage::new(group, plan.clone(), communicator.clone())),
-        };
-        let broadcasts = choice.broadcasts;
-        let model = replicate::broadcast(model, Covered::All, broadcasts, group)?;
-        let depths = if config.overlap { lift::depths(&plan) } else { vec![0; plan.buckets.len()] };
-        let lifts = Lifts::new(&depths, &devices);
-        let names = trainable.into_iter().map(|parameter| parameter.name).collect();
-        let reducer = Arc::new(Reducer::new(group, plan, names, communicator, storage, config));
+        let (prepared, model) = construction::prepare(model, group, config, hook, wire)?;
         let (group, config) = (group.clone(), config.clone());
+        let Prepared { reducer, lifts, bucket_storage, broadcasts } = prepared;
         let exposed = Duration::ZERO;
         Ok((Self { group, config, reducer, lifts, bucket_storage, broadcasts, exposed }, model))
     }
@@ -313,12 +276,6 @@ impl DistributedDataParallel {
             UnevenInputs::Even | UnevenInputs::Strict | UnevenInputs::JoinWorld => self.group.world_size(),
         }
     }
-}
-
-/// What a parameter's gradient takes.
-fn size(parameter: &Trainable) -> Result<GradientSize> {
-    let elements = parameter.shape.iter().product();
-    Ok(GradientSize { dtype: wire_dtype(parameter.dtype)?, elements })
 }
 
 /// Ends the group when the code it guards panics, so that the other ranks learn of it now and not at the deadline.

@@ -25,7 +25,7 @@
 //!
 //! With [`StreamOrdering::ContextEvents`](crate::StreamOrdering::ContextEvents) a step waits for the device nowhere: it is
 //! handed over, and the optimizer step after it. With [`HostFence`](crate::StreamOrdering::HostFence) the caller waits once,
-//! at the end of the backward pass, for the last bucket.
+//! at the end of the backward pass, for the last bucket; a synchronized batch norm adds a wait in each direction.
 //!
 //! [`Communication::F16`] and [`BF16`](Communication::BF16) halve what travels there as well; NCCL then forms its partial
 //! sums in the half type, where the host forms them in f32. [`Communication::PowerSgd`] and hooks of a user's own compute
@@ -37,6 +37,7 @@ mod arithmetic;
 mod bucket;
 pub mod communication;
 mod config;
+mod construction;
 mod data_parallel;
 mod events;
 mod hand_out;

@@ -79,6 +79,9 @@ impl SyncBatchNormConfig {
 ///
 /// Input in half precision gives output in half precision; statistics, and gamma and beta where they are f32, stay f32.
 ///
+/// On GPUs with NCCL the statistics are gathered and merged there, and nothing is read back to the host. The ranks of a
+/// group are then all on GPUs.
+///
 /// As in burn-nn, the running statistics that [`RunningState::value`] gives are one update behind until
 /// [`valid`](Module::valid).
 ///

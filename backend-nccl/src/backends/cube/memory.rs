@@ -74,9 +74,7 @@ pub(super) fn fence(client: &Client) -> Fence {
 }
 
 fn failure(error: &ServerError, tensor: &CubeTensor, bytes: usize, purpose: &str) -> DeviceError {
-    let no_memory =
-        matches!(error, ServerError::Io(IoError::OutOfMemory { .. } | IoError::BufferTooBig { .. }));
-    if no_memory {
+    if is_no_memory(error) {
         let ordinal = cuda_ordinal(&tensor.device).unwrap_or_default();
         DeviceError::OutOfMemory { ordinal, bytes, purpose: purpose.into() }
     } else {
@@ -84,9 +82,57 @@ fn failure(error: &ServerError, tensor: &CubeTensor, bytes: usize, purpose: &str
     }
 }
 
+/// Whether a root of the error is that the device had no memory left. CubeCL allocates later than it is asked to, and tells
+/// it when the memory is used.
+fn is_no_memory(error: &ServerError) -> bool {
+    match error {
+        ServerError::Io(error) => {
+            matches!(error, IoError::OutOfMemory { .. } | IoError::BufferTooBig { .. })
+        }
+        ServerError::Unwritten { root, .. } => is_no_memory(root),
+        ServerError::Several { errors, .. } => errors.iter().any(is_no_memory),
+        _ => false,
+    }
+}
+
 /// CubeCL's texts end in a backtrace, which a message to other ranks has no room for.
 fn first_line(error: &ServerError) -> String {
+    if let ServerError::Unwritten { root, .. } = error {
+        return format!("what should have written it failed: {}", first_line(root));
+    }
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Backtrace"));
     lines.filter(|line| !line.is_empty() && *line != "Caused by:").collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unwritten(root: ServerError) -> ServerError {
+        let (root, chain) = (Box::new(root), Vec::new());
+        ServerError::Unwritten { failure: 1, claimed: 1, chain, root, backtrace: Default::default() }
+    }
+
+    #[test]
+    fn memory_that_a_device_did_not_have_is_told_from_other_failures_of_earlier_work() {
+        let io = IoError::OutOfMemory { size: 64, backtrace: Default::default() };
+        let no_memory = unwritten(ServerError::Io(io));
+        let other = ServerError::Generic { reason: "a kernel failed".into(), backtrace: Default::default() };
+        assert!(is_no_memory(&no_memory));
+        assert!(!is_no_memory(&unwritten(other.clone())));
+        let both = ServerError::Several { errors: vec![other, no_memory], backtrace: Default::default() };
+        assert!(is_no_memory(&both));
+    }
+
+    #[test]
+    fn the_text_of_a_failure_names_its_cause_without_a_backtrace() {
+        let backtrace = Default::default();
+        let text =
+            first_line(&unwritten(ServerError::Generic { reason: "a kernel failed".into(), backtrace }));
+        assert!(
+            text.starts_with("what should have written it failed") && text.ends_with("a kernel failed"),
+            "{text}"
+        );
+    }
 }

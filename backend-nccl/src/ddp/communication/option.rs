@@ -7,11 +7,12 @@ use super::{AllReduce, CommunicationHook, HalfPrecision, HalfType, PowerSgd, Pow
 pub enum Communication {
     /// By an all-reduce in the gradients' own type.
     AllReduce,
-    /// In IEEE half precision; sums are formed in f32. PyTorch: `fp16_compress_hook`.
+    /// In IEEE half precision; sums are formed in f32, between GPUs by NCCL, which rounds partial sums. PyTorch:
+    /// `fp16_compress_hook`.
     F16,
-    /// In bfloat16; sums are formed in f32. PyTorch: `bf16_compress_hook`.
+    /// In bfloat16; sums as with `F16`. PyTorch: `bf16_compress_hook`.
     BF16,
-    /// By low-rank approximation. PyTorch: `powerSGD_hook`.
+    /// By low-rank approximation, on the host. PyTorch: `powerSGD_hook`.
     PowerSgd(PowerSgdConfig),
 }
 

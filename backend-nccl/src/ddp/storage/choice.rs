@@ -72,9 +72,10 @@ pub(crate) fn choose(
 ) -> Result<Choice> {
     let host = Choice { device: None, broadcasts: false };
     let (Some(wire), Some(device)) = (wire, devices.first()) else { return Ok(host) };
-    let failed =
-        |error| Error::Device { rank: group.rank(), world_size: group.world_size(), error: Box::new(error) };
-    let side = decide(candidates, config.bucket_storage).map_err(failed)?;
+    let side = decide(candidates, config.bucket_storage).map_err(|error| {
+        let (rank, world_size) = (group.rank(), group.world_size());
+        Error::Device { rank, world_size, error: error.into() }
+    })?;
     match side {
         Side::Host => return Ok(host),
         Side::HostForDifference { on_gpus, of } => {

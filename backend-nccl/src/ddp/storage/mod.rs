@@ -23,7 +23,7 @@ pub(crate) enum Averaged {
     /// In host memory.
     Bytes(Bytes),
     /// On the parameter's device, with one dimension.
-    Tensor(Tensor<1>),
+    Tensor(Box<Tensor<1>>),
 }
 
 /// The gradients of a model on their way through a step.

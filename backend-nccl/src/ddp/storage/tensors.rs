@@ -157,8 +157,9 @@ impl Storage for TensorStorage {
     }
 
     fn hand_out(&mut self, used: &[bool], _: Terms) -> Result<Vec<Option<Averaged>>> {
-        let averaged = self.averaged.iter_mut().zip(used);
-        Ok(averaged.map(|(part, used)| part.take().filter(|_| *used).map(Averaged::Tensor)).collect())
+        let take = |(part, used): (&mut Option<Tensor<1>>, &bool)| part.take().filter(|_| *used);
+        let averaged = self.averaged.iter_mut().zip(used).map(take);
+        Ok(averaged.map(|part| part.map(|part| Averaged::Tensor(Box::new(part)))).collect())
     }
 
     fn forget(&mut self) {

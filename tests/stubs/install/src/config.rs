@@ -63,6 +63,8 @@ pub struct Nccl {
     pub missing: Vec<String>,
     /// Calls that fail. The `who` of an injection is the rank.
     pub injections: Vec<Injection>,
+    /// Calls that do not return until the communicator is aborted, and then with the code; every call of a function.
+    pub stuck: Vec<Injection>,
     /// How many polls report `ncclInProgress` after each call on a non-blocking communicator; the operation starts after them.
     pub in_progress_polls: u32,
     /// Errors that polls report from some operation on.
@@ -183,6 +185,7 @@ impl Default for Nccl {
             version: 22703,
             missing: Vec::new(),
             injections: Vec::new(),
+            stuck: Vec::new(),
             in_progress_polls: 0,
             async_errors: Vec::new(),
             hangs: Vec::new(),

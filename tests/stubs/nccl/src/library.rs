@@ -8,9 +8,13 @@ use std::{
     },
 };
 
-use stubs::{Double, Nccl, lock};
+use stubs::{Double, Injection, Nccl, lock};
 
 use crate::{code, communicator::Communicator, driver::Driver};
+
+/// As the real library has it, where it is looked for what it was built for. A test writes another to its copy.
+#[used]
+static BUILT_FOR: [u8; 30] = *b"NCCL version 2.27.3+cuda12.9\n\0";
 
 pub(crate) struct Library {
     pub(crate) double: Double,
@@ -96,6 +100,13 @@ impl Library {
         };
         self.inject(function, Some(communicator.rank))
             .inspect_err(|code| communicator.say(format!("{function}: told to fail with {code}")))?;
+        let is_meant = |call: &&Injection| {
+            call.function == function && call.who.is_none_or(|rank| rank == communicator.rank)
+        };
+        if let Some(stuck) = self.config().stuck.iter().find(is_meant) {
+            communicator.wait_for_abort();
+            return Err(stuck.code);
+        }
         if !any_thread && !communicator.is_of_this_thread() {
             let text =
                 format!("{function}: called from another thread than the one that made the communicator");
