@@ -1,5 +1,6 @@
 //! The GPUs that the CUDA driver shows this process, by ordinal. Only the driver knows them for sure.
 
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
@@ -67,7 +68,7 @@ impl Driver {
             // SAFETY: the driver's library runs its own constructors when it is loaded; it is made to be loaded like this.
             match unsafe { Library::new(*name) } {
                 Ok(library) => return Self::functions(library),
-                Err(error) => first_reason = first_reason.or(Some(error.to_string())),
+                Err(error) => first_reason = first_reason.or_else(|| Some(words(&error))),
             }
         }
         Err(first_reason.unwrap_or_default())
@@ -82,7 +83,7 @@ impl Driver {
         unsafe fn function<T: Copy>(library: &'static Library, name: &str) -> Result<T, String> {
             // SAFETY: the caller's promise.
             let symbol = unsafe { library.get::<T>(name.as_bytes()) };
-            symbol.map(|symbol| *symbol).map_err(|error| error.to_string())
+            symbol.map(|symbol| *symbol).map_err(|error| words(&error))
         }
         // SAFETY: the types are those of cuda.h (CUDA 12; the driver keeps them for the names without a suffix too).
         unsafe {
@@ -134,6 +135,11 @@ impl Driver {
         })?;
         Ok(DriverGpu { uuid: uuid_text(uuid), name, pci_bus_id: sysfs_bus_id(&bus_id) })
     }
+}
+
+/// What the loader says. The error itself names only its own call.
+fn words(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn text(function: &str, fill: impl FnOnce(*mut c_char, c_int) -> c_int) -> Result<String, String> {

@@ -329,6 +329,7 @@ pub(crate) mod tests {
     fn the_saved_configuration_repeats_the_run() {
         let given = [
             "--data=cifar100:/a b",
+            "--device=cuda:free",
             "--max-steps=5",
             "--wire=powersgd:2",
             "--no-overlap",
@@ -351,6 +352,7 @@ pub(crate) mod tests {
         assert_eq!(serde_json::to_string(&again).unwrap(), first);
         assert!(first.contains(r#""data":"cifar100:/a b""#), "{first}");
         assert!(first.contains(r#""wire":"powersgd:2:100""#), "{first}");
+        assert!(first.contains(r#""device":"cuda:free""#), "{first}");
     }
 
     #[test]
