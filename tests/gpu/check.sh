@@ -40,7 +40,10 @@ results=$out/results.jsonl
 : >"$results"
 
 # A line of the result that no program writes. Reasons are plain words, without quotes.
-line() { printf '{"check": "%s", "result": "%s", "why": "%s", "seconds": 0, "figures": null}\n' "$@" | tee -a "$results"; }
+line() {
+    printf '{"check": "%s", "device": "%s", "result": "%s", "why": "%s", "seconds": null, "figures": null}\n' \
+        "$1" "$device" "$2" "$3" | tee -a "$results"
+}
 skip() { line "$1" skipped "$2" && echo "skipped: $1: $2" >&2; }
 
 if [[ $device == cuda ]]; then
@@ -104,7 +107,7 @@ ours() {
         line "training-$1" failed "see $log" && tail -n 5 "$log" >&2
         return
     fi
-    python3 - "$folder/summary.json" <<'PYTHON' | tee -a "$results"
+    python3 - "$folder/summary.json" "$device" <<'PYTHON' | tee -a "$results"
 import json, sys
 summary = json.load(open(sys.argv[1]))
 seconds, parts = summary["step_seconds_median"], summary["step_breakdown"]
@@ -114,7 +117,10 @@ figures = {
     "data_wait_share": parts["data"] / seconds, "loss": summary["train_loss_final"],
     "loss_scale_final": summary.get("loss_scale_final"), "skipped_steps": summary.get("skipped_steps"),
 }
-print(json.dumps({"check": "training-" + figures["precision"], "result": "passed", "why": None, "seconds": None, "figures": figures}))
+print(json.dumps({
+    "check": "training-" + figures["precision"], "device": sys.argv[2], "result": "passed", "why": None, "seconds": None,
+    "figures": figures,
+}))
 PYTHON
 }
 theirs() {

@@ -39,4 +39,7 @@ figures = {
     "side": "torch", "precision": precision, "images_per_second": batch / median, "step_seconds_median": median,
     "loss": loss, "torch": torch.__version__,
 }
-print(json.dumps({"check": f"torch-training-{precision}", "result": "passed", "why": None, "seconds": None, "figures": figures}))
+print(json.dumps({
+    "check": f"torch-training-{precision}", "device": device, "result": "passed", "why": None, "seconds": None,
+    "figures": figures,
+}))

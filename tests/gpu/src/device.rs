@@ -95,18 +95,6 @@ fn gpu(_index: usize) -> Device {
     unreachable!("without CUDA every check has been skipped")
 }
 
-/// What the driver calls a GPU.
-#[cfg(feature = "cuda")]
-pub(crate) fn name(device: &Device) -> Option<String> {
-    device.identity().map(|identity| identity.name.to_string())
-}
-
-/// Nothing has a name without CUDA.
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn name(_device: &Device) -> Option<String> {
-    None
-}
-
 /// Runs `body` in a window in which this thread's work on `device` is recorded as a graph.
 #[cfg(feature = "cuda")]
 pub(crate) fn capturing<T>(device: &Device, body: impl FnOnce() -> T) -> anyhow::Result<T> {

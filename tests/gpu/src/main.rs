@@ -16,7 +16,7 @@ use clap::Parser;
 use self::checks::{Check, Role};
 use self::device::Kind;
 
-/// Runs one check and prints one JSON object: `check`, `result` (`passed`, `skipped` or `failed`), `why`, `seconds` and
+/// Runs one check and prints one JSON object: `check`, `device`, `result` (`passed`, `skipped` or `failed`), `why`, `seconds` and
 /// `figures`. The exit code is 1 for a check that failed.
 #[derive(Clone, Debug, Parser)]
 #[command(version)]

@@ -23,6 +23,7 @@ impl Ending {
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) check: &'static str,
+    pub(crate) device: &'static str,
     pub(crate) result: &'static str,
     pub(crate) why: Option<String>,
     pub(crate) seconds: f64,
@@ -30,14 +31,19 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// What is printed of a check that took `seconds`.
-    pub(crate) fn new(check: &'static str, ending: anyhow::Result<Ending>, seconds: f64) -> Self {
+    /// What is printed of a check on a kind of device that took `seconds`.
+    pub(crate) fn new(
+        check: &'static str,
+        device: &'static str,
+        ending: anyhow::Result<Ending>,
+        seconds: f64,
+    ) -> Self {
         let (result, why, figures) = match ending {
             Ok(Ending::Passed(figures)) => ("passed", None, figures),
             Ok(Ending::Skipped(why)) => ("skipped", Some(why), Value::Null),
             Err(error) => ("failed", Some(format!("{error:#}")), Value::Null),
         };
-        Self { check, result, why, seconds, figures }
+        Self { check, device, result, why, seconds, figures }
     }
 
     /// Whether the check failed.

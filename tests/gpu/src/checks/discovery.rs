@@ -1,11 +1,12 @@
 //! What there is.
 
 use burn::tensor::Tensor;
+use burn_nccl::devices::GpuReport;
 use burn_nccl::{ReduceOp, StreamOrdering, functions};
 use serde_json::json;
 
 use crate::Options;
-use crate::device::{Kind, name};
+use crate::device::Kind;
 use crate::outcome::Ending;
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
@@ -20,9 +21,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
     };
     Ok(Ending::Passed(json!({
         "gpus": options.device.count(),
-        "gpu": name(&device),
         "nccl_version": report.nccl_version,
         "stream_ordering": report.stream_ordering.name(),
         "fusion": cfg!(feature = "fusion"),
+        "report": GpuReport::read(),
     })))
 }

@@ -113,7 +113,7 @@ impl Check {
     pub(crate) fn run(self, options: &Options) -> ExitCode {
         let start = Instant::now();
         let ending = guarded(|| self.body(options));
-        let line = Line::new(self.name(), ending, start.elapsed().as_secs_f64());
+        let line = Line::new(self.name(), options.device.name(), ending, start.elapsed().as_secs_f64());
         println!("{}", serde_json::to_string(&line).expect("a line is plain data"));
         if line.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use burn::tensor::Device;
+use burn_nccl::devices::GpuReport;
 use burn_nccl::{DdpConfig, StreamOrdering};
 use serde_json::json;
 
@@ -20,6 +21,8 @@ const BUCKET_BYTES: usize = 16 << 10;
 const PAGE_BYTES: u64 = 4096;
 /// What host memory may grow by: allocators keep some of what threads have freed.
 const HOST_SLACK_BYTES: u64 = 32 << 20;
+/// What a GPU's memory as a whole may grow by: it has other users, if small ones.
+const GPU_SLACK_BYTES: u64 = 64 << 20;
 
 /// Memory after a step, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,11 +42,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
     let batch = random_batch(ROWS, IMAGE_SIZE, &device);
     let mut training = Training::new(SmallNet::new, batch, Some((&group, &config)))?;
     let (mut held, start) = (Vec::with_capacity(options.soak_steps), Instant::now());
-    for _ in 0..options.soak_steps {
+    let (part, mut gpu_used) = ((options.soak_steps / 10).max(1), Vec::new());
+    for step in 1..=options.soak_steps {
         training.step()?;
         held.push(Held::now(&device)?);
+        if step == part || step == options.soak_steps {
+            gpu_used.extend(gpu_memory());
+        }
     }
-    let part = (options.soak_steps / 10).max(1);
     ensure!(held.len() >= 2 * part, "a soak has two steps at least");
     let (first, last) = (Held::most(&held[..part]), Held::most(&held[held.len() - part..]));
     let figures = json!({
@@ -51,12 +57,23 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
         "seconds": start.elapsed().as_secs_f64(),
         "device_reserved_bytes": [first.reserved, last.reserved],
         "device_in_use_bytes": [first.in_use, last.in_use],
+        "gpu_used_bytes": gpu_used,
         "host_bytes": [first.host, last.host],
     });
     ensure!(last.reserved <= first.reserved, "memory reserved on the device grows: {figures}");
     ensure!(last.in_use <= first.in_use, "memory in use on the device grows: {figures}");
+    if let [first, last] = gpu_used[..] {
+        ensure!(last <= first + GPU_SLACK_BYTES, "memory of the GPU as a whole grows: {figures}");
+    }
     ensure!(last.host <= first.host + HOST_SLACK_BYTES, "host memory grows: {figures}");
     Ok(Ending::Passed(figures))
+}
+
+/// What is used of the first GPU's memory, by NCCL too, as NVML says; `None` without NVML.
+fn gpu_memory() -> Option<u64> {
+    let report = GpuReport::read();
+    let gpu = report.gpus.into_iter().find(|gpu| gpu.ordinal == Some(0))?;
+    gpu.memory.map(|memory| memory.used_bytes)
 }
 
 impl Held {
