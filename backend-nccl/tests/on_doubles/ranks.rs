@@ -116,7 +116,9 @@ impl Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "--nocapture", test]).stdin(Stdio::null());
         command.stdout(output.try_clone().unwrap()).stderr(output.try_clone().unwrap());
-        FOREIGN.iter().for_each(|name| drop(command.env_remove(name)));
+        for name in FOREIGN {
+            command.env_remove(name);
+        }
         let child = command.envs(variables.iter().cloned()).spawn().unwrap();
         Self { child, output, status: None }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use burn_nccl::{Failure, ProcessGroup, ReduceOp, StreamOrdering, functions};
 use nix::sys::signal::{Signal, raise};
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,8 @@ pub(crate) fn play(options: &Options) -> anyhow::Result<()> {
     let group = options.device.group(StreamOrdering::Auto)?;
     let device = options.device.device(device_index(options, group.local_rank()));
     let one = |round: usize| -> burn_nccl::Result<()> {
-        let tensor = Tensor::<1>::full([ELEMENTS], round as f64, &device);
+        let values = TensorData::new(vec![round as f32; ELEMENTS], [ELEMENTS]);
+        let tensor = Tensor::<1>::from_data(values, &device);
         functions::all_reduce(tensor, ReduceOp::Sum, &group).map(|sum| drop(sum.into_data()))
     };
     for round in 0..ROUNDS {
