@@ -17,7 +17,7 @@ const SUCCESS: i32 = 0;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_NO_DEVICE`.
-pub(super) const NO_DEVICE: i32 = 100;
+const NO_DEVICE: i32 = 100;
 /// `CUDA_ERROR_NOT_READY`.
 pub(super) const NOT_READY: i32 = 600;
 
@@ -69,6 +69,8 @@ pub(super) struct Driver {
     pub(super) functions: Functions,
     /// The newest CUDA that it supports, as `cuDriverGetVersion` gives it: 12040 is 12.4.
     pub(super) version: i32,
+    /// Whether it has found any GPU. Without one it answers nothing more.
+    pub(super) has_gpus: bool,
     path: PathBuf,
 }
 
@@ -84,10 +86,12 @@ impl Driver {
                               all), name its library with BURN_NCCL_CUDA_LIBRARY, or set BURN_NCCL_DEVICE_TRANSPORT=host";
         let library = Library::open("the CUDA driver", &libraries.driver(), Vec::new(), REMEDY)?;
         let functions = Functions::find(&library)?;
-        let mut driver = Self { functions, version: 0, path: library.path("cuInit") };
+        let mut driver = Self { functions, version: 0, has_gpus: true, path: library.path("cuInit") };
         // SAFETY: cuInit may be called at any time and more than once.
         let code = unsafe { (functions.init)(0) };
-        if code != NO_DEVICE {
+        if code == NO_DEVICE {
+            driver.has_gpus = false;
+        } else {
             driver.check(code, "cuInit", "start the driver").map_err(|refused| refused.device_error(0))?;
         }
         // SAFETY: the result is a local.

@@ -46,7 +46,7 @@ pub(crate) struct Settings {
 
 /// A communicator of a group on one GPU, with the thread that owns it.
 pub(crate) struct Nccl {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// To the owner; its end is the communicator's.
     queue: Mutex<Option<mpsc::Sender<Order>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,

@@ -44,6 +44,12 @@ impl Events {
         Ok(Event { home: self.clone(), handle })
     }
 
+    /// How many are free, for tests of what is left behind.
+    #[cfg(test)]
+    pub(super) fn free(&self) -> usize {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     fn make(&self) -> Result<Handle, Refused> {
         let _entered = self.gpu.enter()?;
         let driver = &self.gpu.driver;

@@ -25,16 +25,33 @@ pub(super) fn find(settings: &Settings, deadline: Deadline) -> Result<Found, Dev
     let gpu = Gpu::retain(driver, settings.ordinal)?;
     let api = Api::load(&settings.libraries)?;
     if let Some(needed) = api.built_for().filter(|needed| is_too_new(*needed, gpu.driver.version)) {
-        return Err(DeviceError::DriverTooOld {
-            host: host_name(),
-            driver: gpu.driver.cuda(),
-            nccl: api.version.to_string(),
-            path: api.path.display().to_string(),
-            needed: needed.to_string(),
-        });
+        return Err(too_old(&api, &gpu, needed.to_string()));
     }
     let ordering = ordering::resolve(settings.ordering, &gpu, deadline)?;
     Ok(Found { api, gpu, ordering })
+}
+
+impl Found {
+    /// What an error of NCCL comes from, where its words tell: what it was built for may not have been found in its file.
+    pub(super) fn explain(&self, error: DeviceError) -> DeviceError {
+        match &error {
+            // The CUDA runtime's words for `cudaErrorInsufficientDriver`.
+            DeviceError::Nccl { text, .. } if text.contains("driver version is insufficient") => {
+                too_old(&self.api, &self.gpu, "newer than that".into())
+            }
+            _ => error,
+        }
+    }
+}
+
+fn too_old(api: &Api, gpu: &Gpu, needed: String) -> DeviceError {
+    DeviceError::DriverTooOld {
+        host: host_name(),
+        driver: gpu.driver.cuda(),
+        nccl: api.version.to_string(),
+        path: api.path.display().to_string(),
+        needed,
+    }
 }
 
 /// Whether a library for CUDA `needed` cannot run on a driver: within one major version any can.

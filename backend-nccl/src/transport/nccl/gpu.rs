@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    driver::{Driver, Handle, NO_DEVICE},
+    driver::{Driver, Handle},
     refused::Refused,
 };
 use crate::{device_error::DeviceError, rendezvous::named_file};
@@ -34,9 +34,9 @@ impl Gpu {
         let failed = |refused: Refused| refused.device_error(ordinal);
         let functions = driver.functions;
         let mut visible = 0;
-        // SAFETY: the result is a local.
-        let code = unsafe { (functions.device_get_count)(&mut visible) };
-        if code != NO_DEVICE {
+        if driver.has_gpus {
+            // SAFETY: the result is a local.
+            let code = unsafe { (functions.device_get_count)(&mut visible) };
             driver.check(code, "cuDeviceGetCount", "count the GPUs").map_err(failed)?;
         }
         let visible = usize::try_from(visible).unwrap_or(0);

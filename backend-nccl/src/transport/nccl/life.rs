@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     api::UniqueId,
+    find::Found,
     leave,
     refused::Refused,
     shared::{Shared, Trouble},
@@ -23,6 +24,19 @@ pub(super) enum Unmade {
     Refused(Box<(DeviceError, Failure)>),
     /// That of the group.
     Failed(Failure),
+}
+
+impl Unmade {
+    /// The same, in words that tell what to do where that is known.
+    pub(super) fn explained(self, found: &Found) -> Self {
+        match self {
+            Self::Refused(refused) => {
+                let (error, failure) = *refused;
+                Self::Refused(Box::new((found.explain(error), failure)))
+            }
+            failed => failed,
+        }
+    }
 }
 
 /// The life of the owner's thread.

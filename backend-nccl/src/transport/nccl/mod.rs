@@ -2,6 +2,10 @@
 //!
 //! One [`Nccl`] is one communicator of one group on one GPU. It needs the group's host transport to find its ranks, to
 //! hear of failures and to tell them.
+//!
+//! With context events a collective waits for all that its GPU has been given, the collectives of other groups included. So
+//! groups that share GPUs must make their calls in one order on all ranks, as NCCL itself asks of communicators; ranks that
+//! do not wait for each other until the deadline.
 
 mod api;
 mod built_for;

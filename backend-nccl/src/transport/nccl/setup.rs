@@ -10,7 +10,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    api::{Api, UniqueId},
+    api::UniqueId,
     communicator::Communicator,
     compare::compare,
     engine::Settings,
@@ -61,8 +61,8 @@ pub(super) fn connect(group: Arc<dyn Transport>, settings: Settings, deadline: D
     let label = format!("nccl/{}", settings.number);
     let setup = Setup { group, settings, label, deadline };
     let found = setup.agree()?;
-    let id = setup.unique_id(&found.api)?;
-    setup.start(found, id)
+    let id = setup.unique_id(&found)?;
+    setup.start(&found, id)
 }
 
 impl Setup {
@@ -81,60 +81,71 @@ impl Setup {
     }
 
     /// The id that rank 0 makes.
-    fn unique_id(&self, api: &Api) -> Result<UniqueId> {
+    fn unique_id(&self, found: &Found) -> Result<UniqueId> {
         let own: Option<std::result::Result<Vec<u8>, DeviceError>> = (self.settings.rank == 0).then(|| {
-            let id = api.unique_id().map(|id| id.0.to_vec());
-            id.map_err(|refused| refused.device_error(self.settings.ordinal))
+            let id = found.api.unique_id().map(|id| id.0.to_vec());
+            id.map_err(|refused| found.explain(refused.device_error(self.settings.ordinal)))
         });
         let posts = self.gather("id", &own, self.deadline)?;
         let id = posts.into_iter().next().flatten().unwrap_or(Ok(Vec::new()));
         let id = id.map_err(|error| self.device_error(0, error))?;
-        let id = <[u8; 128]>::try_from(id).map_err(|_| self.unreadable("id"))?;
+        let id = <[u8; 128]>::try_from(id).map_err(|_| {
+            let detail = "its id for a communicator has a wrong length".into();
+            self.set_up(self.group.abort(Failure::Protocol { rank: 0, detail }))
+        })?;
         Ok(UniqueId(id))
     }
 
     /// Makes the communicator on the thread that will own it, and learns how it went on all ranks.
-    fn start(&self, found: Found, id: UniqueId) -> Result<Running> {
-        let Found { api, gpu, ordering } = found;
-        let version = api.version.to_string();
+    fn start(&self, found: &Found, id: UniqueId) -> Result<Running> {
         let shared = Arc::new(Shared {
             rank: self.settings.rank,
             world_size: self.settings.world_size,
             timeout: self.settings.timeout,
             label: self.label.clone(),
             group: self.group.clone(),
-            events: Events::new(&gpu),
-            gpu,
-            comm: Communicator::new(api),
+            events: Events::new(&found.gpu),
+            gpu: found.gpu.clone(),
+            comm: Communicator::new(found.api.clone()),
             progress: Progress::default(),
             held: Default::default(),
         });
         let (queue, orders) = mpsc::channel();
+        let (made, threads) = self.make(&shared, id, orders);
+        let outcome = self.outcome(made.map_err(|unmade| unmade.explained(found)));
+        if let Err(error) = outcome {
+            // The threads end by themselves, the owner when it comes out of NCCL.
+            let failure = Failure::Aborted { rank: self.settings.rank, reason: error.to_string() };
+            shared.progress.fail(failure);
+            return Err(error);
+        }
+        let (ordering, version) = (found.ordering, found.api.version.to_string());
+        Ok(Running { shared, queue, threads, ordering, version })
+    }
+
+    /// Starts the threads, and waits until the communicator is made on this rank.
+    fn make(
+        &self,
+        shared: &Arc<Shared>,
+        id: UniqueId,
+        orders: mpsc::Receiver<Order>,
+    ) -> (std::result::Result<(), Unmade>, Vec<JoinHandle<()>>) {
         let (report, made) = mpsc::channel();
-        let (deadline, owned) = (self.deadline, shared.clone());
+        let (deadline, owned, watched) = (self.deadline, shared.clone(), shared.clone());
         let owner = spawn("burn-nccl-device", move || life::live(&owned, id, deadline, orders, &report));
-        let watched = shared.clone();
         let watchdog = spawn("burn-nccl-watch", move || watch::watch(watched));
         let made = match (&owner, &watchdog) {
             (Ok(_), Ok(_)) => made
                 .recv_timeout(self.deadline.later(SLACK).remaining())
                 .unwrap_or_else(|_| Err(Unmade::Failed(life::stalled(self.deadline)))),
-            (Err(detail), _) | (_, Err(detail)) => Err(Unmade::Failed(Failure::System {
-                rank: self.settings.rank,
-                action: "start a thread for its communicator".into(),
-                detail: detail.clone(),
-            })),
-        };
-        let threads = [owner, watchdog].into_iter().flatten().collect();
-        match self.outcome(made) {
-            Ok(()) => Ok(Running { shared, queue, threads, ordering, version }),
-            Err(error) => {
-                // The threads end by themselves, the owner when it comes out of NCCL.
-                let failure = Failure::Aborted { rank: self.settings.rank, reason: error.to_string() };
-                shared.progress.fail(failure);
-                Err(error)
+            (Err(detail), _) | (_, Err(detail)) => {
+                shared.progress.closed();
+                let action = "start a thread for its communicator".into();
+                let (rank, detail) = (self.settings.rank, detail.clone());
+                Err(Unmade::Failed(Failure::System { rank, action, detail }))
             }
-        }
+        };
+        (made, [owner, watchdog].into_iter().flatten().collect())
     }
 
     /// Whether all ranks have the communicator. Otherwise the same error on all.
@@ -152,27 +163,37 @@ impl Setup {
             // The others may wait in NCCL for this rank, and then say nothing.
             Some(_) => Deadline::after(OUTCOME_LIMIT.min(self.deadline.later(SLACK).remaining())),
         };
-        match (self.gather::<std::result::Result<(), DeviceError>>("outcome", &own, deadline), failure) {
-            (Ok(outcomes), _) => {
-                let wrong = outcomes.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it.err()?)));
-                wrong.map_or(Ok(()), |(rank, error)| Err(self.device_error(rank, error)))
-            }
-            (Err(_), Some(failure)) => Err(self.set_up(self.group.abort(failure))),
-            (Err(error), None) => Err(error),
-        }
+        let outcomes = self.post::<std::result::Result<(), DeviceError>>("outcome", &own, deadline);
+        let outcomes = outcomes.map_err(|other| self.set_up(self.group.abort(failure.unwrap_or(other))))?;
+        let wrong = outcomes.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it.err()?)));
+        wrong.map_or(Ok(()), |(rank, error)| Err(self.device_error(rank, error)))
     }
 
-    /// Every rank's value, in rank order.
+    /// Every rank's value, in rank order. Without them the group has ended.
     fn gather<T: Serialize + DeserializeOwned>(
         &self,
         what: &str,
         own: &T,
         deadline: Deadline,
     ) -> Result<Vec<T>> {
-        let own = serde_json::to_vec(own).map_err(|_| self.unreadable(what))?;
-        let posts = self.group.gather(&format!("{}/{what}", self.label), &own, deadline);
-        let posts = posts.map_err(|failure| self.set_up(self.group.abort(failure)))?;
-        posts.iter().map(|post| serde_json::from_slice(post).map_err(|_| self.unreadable(what))).collect()
+        self.post(what, own, deadline).map_err(|failure| self.set_up(self.group.abort(failure)))
+    }
+
+    fn post<T: Serialize + DeserializeOwned>(
+        &self,
+        what: &str,
+        own: &T,
+        deadline: Deadline,
+    ) -> std::result::Result<Vec<T>, Failure> {
+        let unreadable = |rank| {
+            let detail = format!("its {what} for a communicator cannot be read");
+            Failure::Protocol { rank, detail }
+        };
+        let own = serde_json::to_vec(own).map_err(|_| unreadable(self.settings.rank))?;
+        let posts = self.group.gather(&format!("{}/{what}", self.label), &own, deadline)?;
+        let read =
+            |(rank, post): (usize, &Vec<u8>)| serde_json::from_slice(post).map_err(|_| unreadable(rank));
+        posts.iter().enumerate().map(read).collect()
     }
 
     fn device_error(&self, rank: usize, error: DeviceError) -> Error {
@@ -182,11 +203,6 @@ impl Setup {
     fn set_up(&self, failure: Failure) -> Error {
         let Settings { rank, world_size, .. } = self.settings;
         Error::SetUp { rank, world_size, failure }
-    }
-
-    fn unreadable(&self, what: &str) -> Error {
-        let detail = format!("its {what} for a communicator cannot be read");
-        self.set_up(Failure::Protocol { rank: self.settings.rank, detail })
     }
 }
 

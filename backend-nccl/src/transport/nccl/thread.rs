@@ -116,12 +116,13 @@ impl Owner {
     fn begin(&mut self, order: Order) {
         self.pause = PAUSES.0;
         let Order { number, operation, dtype, ready, done, on_start, ending } = order;
+        if let Some(failure) = self.shared.progress.failure() {
+            ending.run(Some(&failure));
+            return self.shared.progress.given_up(number);
+        }
         let flying = Flying { number, done, is_enqueued: false, is_touched: false, ending };
         // Before anything else, so that a failure finds it here whatever it comes from.
         self.flying.push_back(flying);
-        if let Some(failure) = self.shared.progress.failure() {
-            return self.end_with(failure);
-        }
         match self.enqueue(&operation, dtype, ready) {
             Ok(()) => {
                 on_start();
