@@ -275,4 +275,36 @@ mod tests {
         let found = differences(&description(&["a", "b"]), &description(&["b", "a"]), 1);
         assert_eq!(found, ["rank 1 has the same parameters in another order"]);
     }
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn values_that_go_from_device_to_device_arrive_as_leaves_that_train_or_not_as_before() {
+        use burn::nn::{Linear, LinearConfig};
+        use burn::tensor::Device;
+
+        // A device whose kind of autodiff must survive, or the product below is of two kinds.
+        let device = Device::flex().autodiff().gradient_checkpointing();
+        let groups = crate::ProcessGroup::local(2, crate::GroupOptions::default()).unwrap();
+        let values = |layer: &Linear| layer.weight.val().into_data().try_to_vec::<f32>().unwrap();
+        let run = |group: ProcessGroup| {
+            let layer = || LinearConfig::new(3, 2).with_bias(false).init(&device);
+            let (own, frozen): (Linear, Linear) = (layer(), layer().no_grad());
+            let before = values(&own);
+            let own = broadcast(own, Covered::All, true, &group).unwrap();
+            let frozen = broadcast(frozen, Covered::All, true, &group).unwrap();
+            let gradients = own.forward(Tensor::<2>::ones([1, 3], &device)).sum().backward();
+            let gradient = own.weight.grad(&gradients).expect("a leaf has a gradient");
+            assert_eq!(gradient.into_data().try_to_vec::<f32>().unwrap(), [1.0; 6]);
+            assert!(!frozen.weight.val().is_require_grad());
+            (before, values(&own), values(&frozen))
+        };
+        let found: Vec<_> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = groups.into_iter().map(|group| scope.spawn(|| run(group))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_ne!(found[0].0, found[1].0);
+        assert_eq!(found[0].0, found[0].1);
+        assert_eq!(found[0].1, found[1].1);
+        assert_eq!(found[0].2, found[1].2);
+    }
 }
