@@ -72,10 +72,8 @@ mod inside {
     #[ignore = "started as a rank by a test above"]
     fn killed() {
         // As in release builds, where only NCCL itself and the connection to the rank can tell.
-        let options = GroupOptions::default()
-            .with_timeout(DEADLINE)
-            .with_connect_timeout(DEADLINE)
-            .with_check(false);
+        let options =
+            GroupOptions::default().with_timeout(DEADLINE).with_connect_timeout(DEADLINE).with_check(false);
         let rank = Rank::join_with(options, |rank| rank);
         for _ in 0..5 {
             assert_eq!(sum(&rank, 1000).unwrap(), [3.0; 1000]);

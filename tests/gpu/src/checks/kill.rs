@@ -72,7 +72,10 @@ pub(crate) fn play(options: &Options) -> anyhow::Result<()> {
     let one = |round: usize| -> burn_nccl::Result<()> {
         let values = TensorData::new(vec![round as f32; ELEMENTS], [ELEMENTS]);
         let tensor = Tensor::<1>::from_data(values, &device);
-        functions::all_reduce(tensor, ReduceOp::Sum, &group).map(|sum| drop(sum.into_data()))
+        let sum = functions::all_reduce(tensor, ReduceOp::Sum, &group)?;
+        // Burn waits for the device only where the values are looked at.
+        drop(sum.into_data().try_to_vec::<f32>());
+        Ok(())
     };
     for round in 0..ROUNDS {
         one(round)?;
