@@ -35,7 +35,11 @@ for _ in range(steps):
     seconds.append(time.perf_counter() - started)
 # The first steps choose kernels.
 median = statistics.median(seconds[min(5, steps // 2):])
-print(json.dumps({
+figures = {
     "side": "torch", "precision": precision, "images_per_second": batch / median, "step_seconds_median": median,
     "loss": loss, "torch": torch.__version__,
+}
+print(json.dumps({
+    "check": f"torch-training-{precision}", "device": device, "result": "passed", "why": None, "seconds": None,
+    "figures": figures,
 }))

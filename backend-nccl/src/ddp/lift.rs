@@ -56,10 +56,11 @@ impl Lifts {
 /// One untracked tensor of each depth.
 fn build(depths: &[usize], device: &Device) -> Vec<Tensor<1>> {
     let mut lifts = Vec::with_capacity(depths.len());
-    let (mut tensor, mut reached) = (Tensor::<1>::zeros([1], device), 0);
+    let (mut tensor, mut reached) = (Tensor::<1>::from_data([0.0], device), 0);
     for &depth in depths.iter().rev() {
         for _ in reached..depth {
-            tensor = tensor + 1.0;
+            // An operation as any other for the tape, and none for the device.
+            tensor = tensor.reshape([1]);
         }
         reached = depth;
         lifts.push(tensor.clone());

@@ -16,6 +16,8 @@ use crate::{
 
 /// How many operations are kept.
 pub(crate) const CAPACITY: usize = 1000;
+/// Among how many of the newest operations the end of one looks for others that run.
+const MOST_IN_FLIGHT: u64 = 64;
 
 /// What a group has done and is doing.
 #[derive(Debug)]
@@ -33,7 +35,8 @@ struct Ring {
     entries: Box<[Option<Entry>]>,
     /// How many were noted.
     total: u64,
-    /// The turn of the operation that runs, and of the last that ended well. One runs at a time.
+    /// The turn of the oldest operation that runs, and of the last that ended well. One runs at a time, but for those on
+    /// devices, which overtake none.
     running: Option<u64>,
     finished: Option<u64>,
 }
@@ -99,22 +102,24 @@ impl Recorder {
     /// Notes that it is the turn of an operation.
     pub(crate) fn start(&self, turn: u64, at: Instant) {
         let mut ring = self.lock();
-        ring.running = Some(turn);
         if let Some(entry) = ring.entry(turn) {
             entry.started = Some(at);
         }
+        ring.running = Some(ring.running.map_or(turn, |oldest| oldest.min(turn)));
     }
 
     /// Notes the end of an operation.
     pub(crate) fn end(&self, turn: u64, at: Instant, failed: bool) {
         let mut ring = self.lock();
-        ring.running = None;
         if !failed {
-            ring.finished = Some(turn);
+            ring.finished = ring.finished.max(Some(turn));
         }
         if let Some(entry) = ring.entry(turn) {
             entry.ended = Some(at);
             entry.failed = failed;
+        }
+        if ring.running == Some(turn) {
+            ring.running = ring.oldest_running();
         }
     }
 
@@ -209,6 +214,13 @@ impl Ring {
         let newest_first = newer.iter_mut().rev().chain(older.iter_mut().rev());
         newest_first.flatten().find(|entry| entry.turn == turn)
     }
+
+    /// The turn of the oldest operation that has started and not ended, among the newest ones.
+    fn oldest_running(&self) -> Option<u64> {
+        let newest = (1..=MOST_IN_FLIGHT.min(self.total)).map(|back| (self.total - back) % CAPACITY as u64);
+        let entries = newest.filter_map(|at| self.entries[at as usize]);
+        entries.filter(|entry| entry.started.is_some() && entry.ended.is_none()).map(|entry| entry.turn).min()
+    }
 }
 
 #[cfg(test)]
@@ -245,6 +257,24 @@ mod tests {
         assert!(operations.iter().all(|operation| operation.state == State::Done));
         assert!(recorder.at(1345).is_none());
         assert_eq!(recorder.at(1346).unwrap().signature.bytes, 4 * 1346);
+    }
+
+    #[test]
+    fn the_end_of_an_operation_leaves_a_later_one_that_runs_on_the_device() {
+        let (recorder, now) = (Recorder::new(), Instant::now());
+        for turn in 1..=3 {
+            enqueue(&recorder, turn, now);
+            recorder.start(turn, now);
+        }
+        let pending = || recorder.position().pending.map(|operation| operation.signature.sequence);
+        assert_eq!(pending(), Some(1));
+        recorder.end(1, now, false);
+        assert_eq!(pending(), Some(2));
+        recorder.end(3, now, false);
+        assert_eq!(pending(), Some(2));
+        recorder.end(2, now, false);
+        assert_eq!(pending(), None);
+        assert_eq!(recorder.position().finished.unwrap().signature.sequence, 3);
     }
 
     #[test]

@@ -7,4 +7,9 @@
 //! cubecl-cuda links LLVM. Where it has none, `cargo test` builds this with a stand-in whose functions are not there, and the
 //! program must be started with functions that abort in `LD_PRELOAD`, which the processes it starts have too.
 
+mod buckets;
+mod collectives;
+mod failures;
+mod ranks;
+mod refusals;
 mod server;

@@ -1,6 +1,7 @@
 //! Gives a test doubles of its own: copies in a folder of their own, so that each is loaded anew and knows no other test.
 
 use std::{
+    ffi::OsString,
     io::{self, Read, Seek},
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
@@ -96,15 +97,9 @@ impl Stubs {
     ///
     /// What the process said; or why it could not be started.
     pub fn run_test(&self, name: &str) -> Result<(), String> {
-        let mut libraries = self.folder.clone().into_os_string();
-        if let Some(others) = std::env::var_os(LIBRARY_PATH) {
-            libraries.push(":");
-            libraries.push(others);
-        }
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
-        command.args(["--ignored", "--exact", "--nocapture", name]);
-        command.env(LIBRARY_PATH, libraries).env(FOLDER, &self.folder);
+        command.args(["--ignored", "--exact", "--nocapture", name]).envs(self.environment());
         let (status, said) = ended(command).map_err(|error| error.to_string())?;
         // Without the count, a name that no test has would pass.
         match status.is_some_and(|status| status.success()) && said.contains("test result: ok. 1 passed") {
@@ -114,6 +109,16 @@ impl Stubs {
                 None => format!("{name}: killed after {} s\n{said}", LONGEST.as_secs()),
             }),
         }
+    }
+
+    /// The variables of a process where libraries that are loaded by name are the doubles; `of_process` finds them there.
+    pub fn environment(&self) -> [(&'static str, OsString); 2] {
+        let mut libraries = self.folder.clone().into_os_string();
+        if let Some(others) = std::env::var_os(LIBRARY_PATH) {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        [(LIBRARY_PATH, libraries), (FOLDER, self.folder.clone().into_os_string())]
     }
 
     /// The folder, for `LD_LIBRARY_PATH`.
