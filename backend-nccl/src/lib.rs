@@ -46,6 +46,7 @@
 //! - [`amp`]: mixed precision, gradient scaling for it, clipping by global norm.
 //! - [`accumulation`]: several micro-batches for one optimizer step.
 //! - [`launch`]: starts ranks, watches them and ends them together; the command `burnrun`.
+//! - `devices` (feature `nccl`): which GPUs there are, who holds them, and which a rank takes.
 //! - [`rendezvous`] and [`transport`]: how ranks find each other, and how bytes move.
 //!
 //! # "Backend decorator"
@@ -67,6 +68,10 @@
 //! `train` adds [`ddp`]`::DdpStrategy`. `mpi` lets ranks that an `mpirun` has started find each other with no other setting,
 //! and exchange data between hosts by the machine's MPI; it needs `mpicc` and libclang to build, and the same MPI's
 //! `mpirun` to run.
+//!
+//! `cuda` has the feature `nccl`, by which CUDA tensors move from GPU to GPU; NCCL and the driver are loaded at run time.
+//! `BURN_NCCL_LIBRARY` and `BURN_NCCL_CUDA_LIBRARY` name them where they are not found, `BURN_NCCL_DEVICE_TRANSPORT`
+//! ([`DeviceTransport`]) and `BURN_NCCL_STREAM_ORDERING` ([`StreamOrdering`]) choose how they are used.
 //!
 //! # Errors
 //!

@@ -8,14 +8,13 @@
 //! ([`Gpu::ordinal`], [`Gpu::index`]), joined by UUID.
 //!
 //! ```
-//! use burn_nccl::devices::{GpuReport, freest, ordinal_of_rank};
+//! use burn_nccl::devices::{GpuReport, freest};
 //!
 //! let report = GpuReport::read();
 //! println!("{report}");
-//! let filter = report.filter.as_deref();
-//! // One GPU per rank, by local rank; or the two freest of the machine.
-//! let own = ordinal_of_rank(0, 1, report.visible(), filter);
-//! let two = freest(&report.gpus, 2, filter);
+//! // One GPU per rank, by local rank (group.local_rank(), group.local_world_size()); or the two freest of the machine.
+//! let own = report.ordinal_of(0, 1);
+//! let two = freest(&report.gpus, 2, report.filter.as_deref());
 //! # let _ = (own, two);
 //! ```
 

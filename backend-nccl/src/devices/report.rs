@@ -8,7 +8,7 @@ use super::driver::{self, DriverGpu, DriverView};
 use super::gpu::Bytes;
 use super::nvml::{self, Inventory, NvmlAnswer};
 use super::visible::places_by_uuid;
-use super::{DeviceOrder, Gpu, Mig, Ordinals, Stop, Sysfs, Topology, VisibleDevices};
+use super::{DeviceOrder, Gpu, Mig, Ordinals, Stop, Sysfs, Topology, VisibleDevices, ordinal_of_rank};
 use crate::DeviceError;
 use crate::rendezvous::cuda_variable;
 
@@ -101,6 +101,19 @@ impl GpuReport {
     /// How many GPUs this process sees.
     pub fn visible(&self) -> usize {
         self.gpus.iter().filter(|gpu| gpu.ordinal.is_some()).count()
+    }
+
+    /// The CUDA ordinal of a rank, by its local rank, of what this process sees ([`ordinal_of_rank`]): the argument of
+    /// `Device::cuda`, which panics where there is no such GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::VisibleDevices`] for a mistake in `CUDA_VISIBLE_DEVICES`; [`DeviceError::NoSuchGpu`] on all ranks of a
+    /// machine that has more of them than GPUs.
+    pub fn ordinal_of(&self, local_rank: usize, local_world_size: usize) -> Result<usize, DeviceError> {
+        let ordinal = ordinal_of_rank(local_rank, local_world_size, self.visible(), self.filter.as_deref());
+        // Fewer GPUs than there should be are often those of a variable with a mistake.
+        ordinal.map_err(|error| self.filter_error().unwrap_or(error))
     }
 
     /// What is wrong with `CUDA_VISIBLE_DEVICES`, where it has an entry that hides what was meant to be shown.
@@ -311,5 +324,19 @@ mod tests {
         assert!(report.to_string().ends_with("no GPUs\n"), "{report}");
         // And so has this one, whatever it is.
         assert!(GpuReport::read().to_string().starts_with("driver "));
+    }
+
+    #[test]
+    fn each_rank_has_the_gpu_of_its_local_rank_and_more_ranks_than_gpus_are_refused_on_all() {
+        let gpu = |ordinal| Gpu { ordinal: Some(ordinal), ..Gpu::default() };
+        let report = GpuReport { gpus: vec![gpu(0), gpu(1)], ..GpuReport::default() };
+        assert_eq!([0, 1].map(|rank| report.ordinal_of(rank, 2)), [Ok(0), Ok(1)]);
+        for rank in 0..3 {
+            let refused = report.ordinal_of(rank, 3);
+            assert!(matches!(refused, Err(DeviceError::NoSuchGpu { visible: 2, .. })), "{refused:?}");
+        }
+        let stop = Stop { entry: "9".into(), reason: "there are 2 GPUs".into() };
+        let hidden = GpuReport { filter: Some("9".into()), stop: Some(stop), ..GpuReport::default() };
+        assert!(matches!(hidden.ordinal_of(0, 1), Err(DeviceError::VisibleDevices { .. })));
     }
 }

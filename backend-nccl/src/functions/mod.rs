@@ -5,8 +5,8 @@
 //! (its adjoint), so either all ranks call `backward` or none. An error inside a backward pass cannot be returned
 //! from it: it ends the group, and the next call on the group returns it.
 //!
-//! Tensors on CUDA devices move by NCCL, from device to device, and a call returns when what is computed from then on sees
-//! the result; the ranks' tensors must then all be on GPUs. Those of other backends move by the group's host transport, and
+//! Tensors on CUDA devices move by NCCL, from device to device, and a call returns when the GPU is done with it, so that an
+//! `Ok` is one; the ranks' tensors must then all be on GPUs. Those of other backends move by the group's host transport, and
 //! so do messages ([`send`], [`recv`], [`gather`], [`scatter`]) of every backend.
 //!
 //! Source: `torch.distributed.nn.functional`, with the exact adjoints for minimum, maximum and product.

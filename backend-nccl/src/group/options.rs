@@ -21,15 +21,18 @@ pub const DEFAULT_HOST_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct GroupOptions {
     /// The limit of one collective, from its start on this rank. Default: 5 minutes.
     pub timeout: Duration,
-    /// The limit of the rendezvous. Default: 5 minutes.
+    /// The limit of the rendezvous, and of making NCCL's communicator in the first collective on a GPU. Default: 5 minutes.
     pub connect_timeout: Duration,
     /// How long the host of another rank may answer nothing before its ranks are lost, at least 2 seconds. Default: 10
     /// seconds. A rank that crashes or is killed is noticed at once, whatever this is; one that is stopped on a host
     /// that answers is the matter of `timeout`.
     pub host_timeout: Duration,
     /// Compare op, type and length on all ranks before any data of a collective moves. Costs one hop of
-    /// latency over TCP and MPI; shared memory always compares, at no cost of its own.
-    /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error.
+    /// latency over TCP and MPI, and a barrier of the host for each collective on GPUs; shared memory always compares, at no
+    /// cost of its own. All ranks must agree.
+    ///
+    /// Default: on in debug builds and where `BURN_NCCL_DEBUG=1`. When it is off a difference is still an error on hosts. NCCL
+    /// does not compare: there a difference hangs until the deadline, or mixes up data.
     pub check: bool,
     /// Let payloads carry a CRC32C for each piece of 256 KiB where they travel over TCP, so that bytes that a network
     /// changes on their way are a [`Failure::Protocol`](crate::Failure::Protocol) that names the sender, not a wrong

@@ -36,7 +36,7 @@ impl Library {
                     let (inner, asked) = (ManuallyDrop::new(inner), candidate.clone());
                     return Ok(Self { name, remedy, inner, asked });
                 }
-                Err(error) => tried.push(said(candidate, &error.to_string())),
+                Err(error) => tried.push(said(candidate, &words(&error))),
             }
         }
         tried.extend(notes);
@@ -78,6 +78,11 @@ impl Library {
         let address = unsafe { self.optional::<*const c_void>(known_symbol) };
         address.and_then(file_of).unwrap_or_else(|| self.asked.clone())
     }
+}
+
+/// The loader's own words, which the error's text leaves out.
+fn words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// One line for a candidate: what the loader says names the file itself, unless it says something else.
