@@ -146,12 +146,16 @@ pub struct Summary {
     /// The product name of rank 0's GPU, where it computes on one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// The version of the NCCL that carried the gradients, where one did.
+    /// The version of the NCCL that carried tensors of the GPUs, where one did; whether gradients were among them is
+    /// what [`bucket_storage`](Self::bucket_storage) tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl_version: Option<String>,
     /// How NCCL's stream was ordered with the computation: `context-events` or `host-fence`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_ordering: Option<String>,
+    /// Where gradients of several ranks that compute on GPUs are averaged: on the `device`, or in `host` memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_storage: Option<&'static str>,
     /// Number of ranks.
     pub world_size: usize,
     /// The network.
