@@ -193,17 +193,6 @@ impl Control {
         })
     }
 
-    /// Why the group has ended, or which rank is lost. A rank that has left on purpose is no reason.
-    pub(crate) fn fault(&self) -> Option<Failure> {
-        let state = self.shared.lock();
-        if let Some(failure) = &state.failure {
-            return Some(failure.clone());
-        }
-        let faults = || state.peers.iter().enumerate().filter_map(|(rank, peer)| peer.standing.fault(rank));
-        // What a rank has told names the cause; that another is lost may be its consequence.
-        faults().find(|fault| !matches!(fault, Failure::PeerLost { .. })).or_else(|| faults().next())
-    }
-
     /// Why the group cannot be set up: the first rank that has failed, left or died, if one does within `grace`.
     pub(crate) fn failure_within(&self, grace: Duration) -> Option<Failure> {
         let grace = Deadline::after(grace);

@@ -122,15 +122,17 @@ fn free(
             }
         }
     }
-    Err(RecipeError::failure(
+    Err(all_taken(open.len(), report.visible()))
+}
+
+fn all_taken(open: usize, visible: usize) -> RecipeError {
+    RecipeError::failure(
         "cannot use cuda:free",
         format!(
-            "other runs have taken all GPUs that are open to this process ({} of the {} that it sees)",
-            open.len(),
-            report.visible()
+            "other runs have taken all {open} GPUs that are open to this process, of {visible} that it sees"
         ),
         "wait until one ends, start fewer ranks, or name a GPU with --device cuda:N",
-    ))
+    )
 }
 
 /// Says which GPU is taken and why, and warns of who else computes on it.
