@@ -38,11 +38,21 @@ pub struct ClipGradNormConfig {
     pub error_if_nonfinite: bool,
 }
 
+/// What the gradients of this rank are among those of the others. Where there are others, every rank must call.
+#[derive(Clone, Copy, Debug)]
+pub enum ClipRanks<'a> {
+    /// There are no others.
+    Alone,
+    /// The same as every other rank's, as in data-parallel training. All ranks clip by the norm that rank 0 finds: those
+    /// of equal gradients may differ in their last bits, since a GPU chooses how it sums up in each process anew, and the
+    /// replicas would drift apart.
+    Replicas(&'a ProcessGroup),
+    /// Those of a part of the model, as where it is sharded: the norm is that of all ranks' gradients together.
+    Shards(&'a ProcessGroup),
+}
+
 impl ClipGradNormConfig {
-    /// Clips the gradients of `model` and returns them with the norm that they had.
-    ///
-    /// `shards` is for a model of which each rank holds a part: the norm is then that of all ranks' gradients, and
-    /// every rank must call. In data-parallel training all ranks have the whole gradients, and `shards` is `None`.
+    /// Clips the gradients of `model` and returns them with the norm that they had, the same on all `ranks`.
     ///
     /// # Errors
     /// [`Error::InvalidMaxNorm`]; [`Error::NonFiniteNorm`] if asked for, on all ranks; what the collective returns.
@@ -51,7 +61,7 @@ impl ClipGradNormConfig {
         &self,
         model: &M,
         gradients: GradientsParams,
-        shards: Option<&ProcessGroup>,
+        ranks: ClipRanks<'_>,
     ) -> Result<(GradientsParams, f64)> {
         let _site = site::enter();
         backends::check()?;
@@ -64,9 +74,10 @@ impl ClipGradNormConfig {
         model.visit(&mut visitor);
         let norms = gradients::read(visitor.norms)?;
         let own = combine(self.norm, norms.into_iter().map(f64::from));
-        let total = match shards {
-            Some(group) => combine(self.norm, gather(own, group)?.into_iter()),
-            None => own,
+        let total = match ranks {
+            ClipRanks::Alone => own,
+            ClipRanks::Replicas(group) => of_rank_0(own, group)?,
+            ClipRanks::Shards(group) => combine(self.norm, gather(own, group)?.into_iter()),
         };
         if self.error_if_nonfinite && !total.is_finite() {
             return Err(Error::NonFiniteNorm { norm: total });
@@ -91,9 +102,19 @@ fn combine(norm: GradientNorm, parts: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
+/// What a norm is for, in messages.
+const PURPOSE: Purpose = Purpose::Of("the norm of all gradients");
+
+fn of_rank_0(own: f64, group: &ProcessGroup) -> Result<f64> {
+    let mut norm = own.to_ne_bytes();
+    let _site = site::on_behalf_of(PURPOSE);
+    group.broadcast(&mut norm, DType::F64, 0)?;
+    Ok(f64::from_ne_bytes(norm))
+}
+
 fn gather(own: f64, group: &ProcessGroup) -> Result<Vec<f64>> {
     let mut all = vec![0.0; group.world_size()];
-    let _site = site::on_behalf_of(Purpose::Of("the norm of all gradients"));
+    let _site = site::on_behalf_of(PURPOSE);
     group.all_gather(&own.to_ne_bytes(), bytemuck::cast_slice_mut(&mut all), DType::F64)?;
     Ok(all)
 }

@@ -10,7 +10,7 @@
 //! # #[cfg(feature = "flex")]
 //! # fn main() -> Result<(), burn_nccl::Error> {
 //! use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Distribution, Tensor}};
-//! use burn_nccl::amp::{Autocast, ClipGradNormConfig, GradScalerConfig, Precision, widen};
+//! use burn_nccl::amp::{Autocast, ClipGradNormConfig, ClipRanks, GradScalerConfig, Precision, widen};
 //! use burn_nccl::{DdpConfig, DistributedDataParallel, ProcessGroup};
 //!
 //! let device = Device::flex().autodiff();
@@ -29,7 +29,7 @@
 //!     let loss = widen(output).powi_scalar(2).mean();
 //!     let gradients = ddp.backward(&scaler.scale(loss), &model)?;
 //!     let gradients = scaler.unscale(&model, gradients)?;
-//!     let (gradients, _norm) = clip.clip(&model, gradients, None)?;
+//!     let (gradients, _norm) = clip.clip(&model, gradients, ClipRanks::Replicas(&group))?;
 //!     model = scaler.step(&mut optimizer, 0.1, model, gradients)?;
 //!     scaler.update()?;
 //! }
@@ -48,7 +48,8 @@
 //!   makes stay in them, those that only the scaled backward pass makes do not reach them.
 //! - **Without clipping**, leave `unscale` out: `step` does it.
 //! - **Clipping before unscaling** would compare the threshold with gradients 65536 times too large.
-//! - **On many ranks**, [`GradScaler::with_group`] makes all of them skip together.
+//! - **On many ranks**, [`GradScaler::with_group`] makes all of them skip together, and [`ClipRanks::Replicas`] clip by the
+//!   same norm.
 //! - **A rank without a loss in one step** still steps and updates, or the others would wait for it. With
 //!   `UnevenInputs::JoinActive` or `JoinWorld` it calls `ddp.shadow(&model)?` instead of `ddp.backward` and passes on
 //!   what that returns; in the other modes such a rank is an error on all ranks.
@@ -147,7 +148,7 @@ mod scaler;
 
 pub use crate::ops::GradientNorm;
 pub use autocast::{Autocast, AutocastConfig};
-pub use clip::ClipGradNormConfig;
+pub use clip::{ClipGradNormConfig, ClipRanks};
 pub use convert::{match_dtype, widen};
 pub use grad_scaler::{GradScaler, LossScale, ScaledOptimizer};
 pub(crate) use gradients::{Accepted, scale as scale_gradients};

@@ -260,6 +260,10 @@ impl DistributedDataParallel {
 
     /// Seconds of the last reduction that the backward pass did not hide: from its end until every gradient was
     /// there.
+    ///
+    /// On GPUs with [`StreamOrdering::ContextEvents`](crate::transport::StreamOrdering::ContextEvents) nobody waits on the
+    /// host: these are the seconds until the work has been handed to the GPU, and say nothing about how long it takes
+    /// there, nor what of it the backward pass hides.
     pub fn last_exposed_seconds(&self) -> f64 {
         self.exposed.as_secs_f64()
     }

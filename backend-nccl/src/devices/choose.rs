@@ -42,11 +42,17 @@ fn no_such_gpu(ordinal: usize, visible: usize, filter: Option<&str>) -> DeviceEr
     DeviceError::NoSuchGpu { ordinal, visible, filter: filter.map(str::to_owned) }
 }
 
-/// The ordinals of the GPUs, the freest first: by free memory, then by utilisation, then by ordinal.
+/// The ordinals of the GPUs that are open to this process ([`Gpu::is_open`]), the freest first: by free memory, then by
+/// utilisation, then by ordinal.
 ///
-/// Those that are closed to this process ([`Gpu::is_open`]) come last, before them those whose memory is not known. It is
-/// a function of the list alone, so ranks that see the same list agree.
+/// Those whose memory is not known come last. It is a function of the list alone, so ranks that see the same list agree.
 pub fn by_freedom(gpus: &[Gpu]) -> Vec<usize> {
+    let open: Vec<Gpu> = gpus.iter().filter(|gpu| gpu.is_open()).cloned().collect();
+    ranking(&open)
+}
+
+/// The ordinals of all GPUs, the freest first, those that are closed last.
+fn ranking(gpus: &[Gpu]) -> Vec<usize> {
     let mut visible: Vec<(usize, &Gpu)> =
         gpus.iter().filter_map(|gpu| gpu.ordinal.map(|ordinal| (ordinal, gpu))).collect();
     visible.sort_by_key(|(ordinal, gpu)| {
@@ -58,11 +64,13 @@ pub fn by_freedom(gpus: &[Gpu]) -> Vec<usize> {
 
 /// The ordinals of the `count` freest GPUs, one for each rank of a machine.
 ///
+/// Those that are closed ([`Gpu::is_open`]) come last: others of these ranks may have begun to compute on them already.
+///
 /// # Errors
 ///
 /// [`DeviceError::NoSuchGpu`] where there are fewer.
 pub fn freest(gpus: &[Gpu], count: usize, filter: Option<&str>) -> Result<Vec<usize>, DeviceError> {
-    let mut ordinals = by_freedom(gpus);
+    let mut ordinals = ranking(gpus);
     if count > ordinals.len() {
         return Err(no_such_gpu(ordinals.len(), ordinals.len(), filter));
     }
@@ -148,14 +156,24 @@ mod tests {
             Gpu { ordinal: None, ..gpu(9, 80) },
             Gpu { compute_mode: ComputeMode::Exclusive, ..held(gpu(5, 80)) },
         ];
-        assert_eq!(by_freedom(&gpus), [2, 3, 1, 0, 4, 5]);
+        assert_eq!(by_freedom(&gpus), [2, 3, 1, 0, 4]);
         assert_eq!(freest(&gpus, 3, None), Ok(vec![2, 3, 1]));
+        assert_eq!(freest(&gpus, 6, None), Ok(vec![2, 3, 1, 0, 4, 5]));
         let error = freest(&gpus, 7, None).unwrap_err();
         assert_eq!(error, DeviceError::NoSuchGpu { ordinal: 6, visible: 6, filter: None });
         // What order the machine lists them in does not matter.
         let mut reversed = gpus.to_vec();
         reversed.reverse();
         assert_eq!(by_freedom(&reversed), by_freedom(&gpus));
+    }
+
+    #[test]
+    fn a_gpu_that_is_closed_is_not_one_to_take() {
+        let prohibited = Gpu { compute_mode: ComputeMode::Prohibited, ..gpu(0, 80) };
+        let exclusive = |gpu| Gpu { compute_mode: ComputeMode::Exclusive, ..gpu };
+        let gpus = [prohibited, exclusive(held(gpu(1, 80))), exclusive(gpu(2, 10)), held(gpu(3, 20))];
+        assert_eq!(by_freedom(&gpus), [3, 2]);
+        assert_eq!(by_freedom(&gpus[..2]), [0; 0]);
     }
 
     #[test]

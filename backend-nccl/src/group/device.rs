@@ -112,21 +112,6 @@ impl ProcessGroup {
         Some(DeviceTransportReport { nccl_version: nccl.version(), stream_ordering: nccl.ordering() })
     }
 
-    /// Whether the group has failed, or a rank is lost, without a collective: with
-    /// [`StreamOrdering::ContextEvents`] a step that has been handed to the GPU may still fail there.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::SetUp`](crate::Error::SetUp) with the cause.
-    pub fn check_health(&self) -> Result<()> {
-        let core = &self.inner.core;
-        let (rank, world_size) = (core.rank, core.world_size);
-        match core.transport.obstacle() {
-            Some(failure) => Err(crate::Error::SetUp { rank, world_size, failure }),
-            None => Ok(()),
-        }
-    }
-
     /// Hands a collective to NCCL in its turn. `fence` is asked for where streams are ordered by the host.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod core;
 mod device;
 mod device_work;
 mod flight;
+mod health;
 mod inside;
 mod options;
 mod order;

@@ -114,6 +114,10 @@ impl Transport for Meshed {
         self.control.failure().or_else(lost)
     }
 
+    fn fault(&self) -> Option<Failure> {
+        self.control.fault()
+    }
+
     fn gather(&self, label: &str, value: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Failure> {
         self.control.gather(label, value, deadline)
     }

@@ -234,6 +234,10 @@ pub(crate) trait Transport: Send + Sync + fmt::Debug {
     /// while nothing has changed.
     fn obstacle(&self) -> Option<Failure>;
 
+    /// Why the group has ended, or which rank is lost. Unlike for [`obstacle`](Transport::obstacle), a rank that has left on
+    /// purpose is no reason.
+    fn fault(&self) -> Option<Failure>;
+
     /// Gives every rank every rank's `value`, in rank order, beside the order of collectives: for setting up, a few
     /// kilobytes each. A label serves once at a time.
     ///

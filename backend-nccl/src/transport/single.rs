@@ -40,6 +40,10 @@ impl Transport for Single {
         self.failure.get().cloned()
     }
 
+    fn fault(&self) -> Option<Failure> {
+        self.failure.get().cloned()
+    }
+
     fn gather(&self, _label: &str, value: &[u8], _deadline: Deadline) -> Result<Vec<Vec<u8>>, Failure> {
         Ok(vec![value.to_vec()])
     }

@@ -6,8 +6,8 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_nccl::Error;
-use burn_nccl::amp::{ClipGradNormConfig, GradScalerConfig, GradientNorm};
+use burn_nccl::amp::{ClipGradNormConfig, ClipRanks, GradScalerConfig, GradientNorm};
+use burn_nccl::{Error, ProcessGroup};
 use serde::Deserialize;
 
 use crate::model::{Net, rows};
@@ -64,7 +64,7 @@ fn totals_and_clipped_gradients_are_those_of_pytorch() {
         for case in &golden.clipped {
             let config = ClipGradNormConfig::new(case.max_norm).with_norm(case.norm);
             let gradients = of(&layer, golden.gradients.weight, golden.gradients.bias, &device);
-            let (clipped, total) = config.clip(&layer, gradients, None).unwrap();
+            let (clipped, total) = config.clip(&layer, gradients, ClipRanks::Alone).unwrap();
             let [weight, bias] = all(&layer, &clipped);
             assert_close(&[total as f32], &[case.total as f32], 1e-6);
             assert_close(&weight, &case.gradients["weight"], 1e-6);
@@ -80,7 +80,7 @@ fn gradients_below_the_limit_keep_their_bits() {
     layer.bias = Some(bias(&device));
     let (weight, bias) = ([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], [0.7, 0.8]);
     let gradients = of(&layer, weight, bias, &device);
-    let (clipped, _) = ClipGradNormConfig::new(2.0).clip(&layer, gradients, None).unwrap();
+    let (clipped, _) = ClipGradNormConfig::new(2.0).clip(&layer, gradients, ClipRanks::Alone).unwrap();
     assert_eq!(all(&layer, &clipped), [weight.concat(), bias.to_vec()]);
 }
 
@@ -92,12 +92,12 @@ fn a9_the_limit_applies_to_unscaled_gradients() {
     let id = net.first.weight.id;
     let clip = ClipGradNormConfig::new(0.01);
     let plain = GradientsParams::from_grads(loss().backward(), &net);
-    let (plain, plain_norm) = clip.clip(&net, plain, None).unwrap();
+    let (plain, plain_norm) = clip.clip(&net, plain, ClipRanks::Alone).unwrap();
 
     let mut scaler = GradScalerConfig::new().init().unwrap();
     let scaled = GradientsParams::from_grads(scaler.scale(loss()).backward(), &net);
     let unscaled = scaler.unscale(&net, scaled).unwrap();
-    let (clipped, norm) = clip.clip(&net, unscaled, None).unwrap();
+    let (clipped, norm) = clip.clip(&net, unscaled, ClipRanks::Alone).unwrap();
     assert_eq!(norm, plain_norm);
     assert!(norm > 0.01, "the limit must bite: {norm}");
     assert_eq!(values(clipped.get::<2>(id).unwrap()), values(plain.get::<2>(id).unwrap()));
@@ -114,13 +114,34 @@ fn ranks_that_hold_shards_clip_by_the_norm_of_all() {
             let mut gradients = GradientsParams::new();
             gradients.register(layer.weight.id, Tensor::<2>::from_floats([[own]], &device));
             let config = ClipGradNormConfig::new(1.0).with_norm(norm);
-            let (clipped, total) = config.clip(&layer, gradients, Some(&group)).unwrap();
+            let (clipped, total) = config.clip(&layer, gradients, ClipRanks::Shards(&group)).unwrap();
             (values(clipped.get::<2>(layer.weight.id).unwrap())[0], total)
         });
         for (rank, (clipped, norm)) in found.into_iter().enumerate() {
             assert_eq!(norm, total);
             assert_close(&[clipped], &[[3.0, -4.0][rank] / total as f32], 1e-6);
         }
+    }
+}
+
+#[test]
+fn replicas_clip_by_one_norm_though_theirs_differ_in_the_last_bit() {
+    // Rank 1 finds another norm, as a GPU may for the same gradients; here since its bias is not quite the same.
+    let of_rank = [5.0_f32, 5.0_f32.next_up()];
+    for norm in [GradientNorm::L2, GradientNorm::L1, GradientNorm::Max] {
+        let clip = |group: Option<&ProcessGroup>, rank: usize| {
+            let device = Device::flex();
+            let mut layer = layer(&device);
+            layer.bias = Some(bias(&device));
+            let gradients = of(&layer, [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]], [of_rank[rank], 0.0], &device);
+            let ranks = group.map_or(ClipRanks::Alone, ClipRanks::Replicas);
+            let config = ClipGradNormConfig::new(0.7).with_norm(norm);
+            let (clipped, total) = config.clip(&layer, gradients, ranks).unwrap();
+            (total.to_bits(), all(&layer, &clipped)[0].clone())
+        };
+        assert_ne!(clip(None, 0).0, clip(None, 1).0, "{norm:?} must differ between the ranks");
+        let found = on_ranks(2, |group| clip(Some(&group), group.rank()));
+        assert_eq!(found, [clip(None, 0), clip(None, 0)], "{norm:?}");
     }
 }
 
@@ -138,10 +159,13 @@ fn a_norm_that_is_not_finite_is_an_error_where_that_is_asked_for_and_otherwise_s
             for bad in [[f32::NAN, 1.0], [1.0, f32::NAN], [f32::INFINITY, 1.0]] {
                 let config = ClipGradNormConfig::new(1.0).with_norm(norm);
                 let (layer, gradients) = single(bad, &device);
-                let (_, total) = config.clip(&layer, gradients, None).unwrap();
+                let (_, total) = config.clip(&layer, gradients, ClipRanks::Alone).unwrap();
                 assert!(!total.is_finite(), "{norm:?} of {bad:?} is {total}");
                 let (layer, gradients) = single(bad, &device);
-                let error = config.with_error_if_nonfinite(true).clip(&layer, gradients, None).unwrap_err();
+                let error = config
+                    .with_error_if_nonfinite(true)
+                    .clip(&layer, gradients, ClipRanks::Alone)
+                    .unwrap_err();
                 assert!(matches!(error, Error::NonFiniteNorm { .. }));
             }
         }
@@ -159,7 +183,7 @@ fn tied_weights_count_once() {
     let (layer, gradients) = single([3.0, 4.0], &device);
     let id = layer.weight.id;
     let tied = Tied { one: layer.clone(), other: layer };
-    let (clipped, total) = ClipGradNormConfig::new(2.5).clip(&tied, gradients, None).unwrap();
+    let (clipped, total) = ClipGradNormConfig::new(2.5).clip(&tied, gradients, ClipRanks::Alone).unwrap();
     assert_eq!(total, 5.0);
     assert_close(&values(clipped.get::<2>(id).unwrap()), &[1.5, 2.0], 1e-6);
 }
@@ -171,7 +195,7 @@ fn the_norm_of_a_large_gradient_is_as_exact_as_f32_allows() {
     let layer = LinearConfig::new(1000, 1000).with_bias(false).init(&device.clone().autodiff());
     let mut gradients = GradientsParams::new();
     gradients.register(layer.weight.id, Tensor::<2>::full([1000, 1000], 0.1, &device));
-    let (_, total) = ClipGradNormConfig::new(1e9).clip(&layer, gradients, None).unwrap();
+    let (_, total) = ClipGradNormConfig::new(1e9).clip(&layer, gradients, ClipRanks::Alone).unwrap();
     assert_close(&[total as f32], &[100.0], 1e-6);
 }
 
@@ -180,7 +204,7 @@ fn a_limit_that_no_gradient_could_keep_is_refused() {
     let device = Device::flex().autodiff();
     for max_norm in [0.0, -1.0, f64::NAN] {
         let (model, gradients) = single([3.0, 4.0], &device);
-        let clipped = ClipGradNormConfig::new(max_norm).clip(&model, gradients, None);
+        let clipped = ClipGradNormConfig::new(max_norm).clip(&model, gradients, ClipRanks::Alone);
         assert!(matches!(clipped, Err(Error::InvalidMaxNorm { .. })), "{max_norm}");
     }
 }

@@ -24,7 +24,7 @@ pub struct StepRecord {
     pub images_per_second: f64,
     /// Seconds that rank 0 waited for its batch.
     pub data_wait_seconds: f64,
-    /// Seconds that rank 0 waited for gradients after its backward pass.
+    /// Seconds that rank 0 waited for gradients after its backward pass; see [`StepBreakdown`] for GPUs.
     pub comm_exposed_seconds: f64,
     /// The factor that the loss was multiplied by, where gradients are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,6 +56,11 @@ impl Evaluation {
 }
 
 /// Seconds that a step spends in its parts, on one rank.
+///
+/// They are measured on the host, which hands its work to a GPU and goes on: there the times of the forward pass, the
+/// backward pass and the optimizer are those of handing over. So is that of waiting for gradients where
+/// [`stream_ordering`](Summary::stream_ordering) is `context-events`. What the GPU still has to do then shows where the host
+/// waits for it next, such as for the loss; the time of the whole step stays true on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepBreakdown {
     /// Waiting for the batch.
@@ -141,12 +146,16 @@ pub struct Summary {
     /// The product name of rank 0's GPU, where it computes on one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// The version of the NCCL that carried the gradients, where one did.
+    /// The version of the NCCL that carried tensors of the GPUs, where one did; whether gradients were among them is
+    /// what [`bucket_storage`](Self::bucket_storage) tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl_version: Option<String>,
     /// How NCCL's stream was ordered with the computation: `context-events` or `host-fence`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream_ordering: Option<String>,
+    /// Where gradients of several ranks that compute on GPUs are averaged: on the `device`, or in `host` memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_storage: Option<&'static str>,
     /// Number of ranks.
     pub world_size: usize,
     /// The network.

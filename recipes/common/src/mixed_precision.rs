@@ -4,8 +4,8 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use burn_nccl::ProcessGroup;
 use burn_nccl::amp::{
-    Autocast, AutocastConfig, ClipGradNormConfig, GradScaler, GradScalerConfig, GradScalerState, LossScale,
-    Precision,
+    Autocast, AutocastConfig, ClipGradNormConfig, ClipRanks, GradScaler, GradScalerConfig, GradScalerState,
+    LossScale, Precision,
 };
 use burn_nccl_models::ResNet;
 
@@ -19,6 +19,8 @@ pub(crate) struct MixedPrecision {
     /// Only with f16: gradients in bf16 have the range of f32.
     scaler: Option<GradScaler>,
     clip: Option<ClipGradNormConfig>,
+    /// The ranks that train one model.
+    group: Option<ProcessGroup>,
     /// Steps that an earlier part of the run skipped.
     skipped_before: u64,
 }
@@ -62,7 +64,7 @@ impl MixedPrecision {
             _ => None,
         };
         let clip = config.and_then(|config| config.clip_grad_norm).map(ClipGradNormConfig::new);
-        Ok(Self { autocast, scaler, clip, skipped_before: 0 })
+        Ok(Self { autocast, scaler, clip, group: group.cloned(), skipped_before: 0 })
     }
 
     pub(crate) fn precision(&self) -> Precision {
@@ -135,10 +137,10 @@ impl MixedPrecision {
             Some(scaler) => scaler.unscale(&model, gradients).map_err(stopped)?,
             None => gradients,
         };
-        // Ranks hold the same gradients here, so that each finds the same norm.
+        let ranks = self.group.as_ref().map_or(ClipRanks::Alone, ClipRanks::Replicas);
         let (gradients, grad_norm) = match &self.clip {
             Some(clip) => {
-                let (gradients, norm) = clip.clip(&model, gradients, None).map_err(stopped)?;
+                let (gradients, norm) = clip.clip(&model, gradients, ranks).map_err(stopped)?;
                 (gradients, Some(norm))
             }
             None => (gradients, None),

@@ -7,6 +7,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn_nccl::accumulation::GradientAverage;
 use burn_nccl::amp::LossScale;
+use burn_nccl::ddp::BucketStorage;
 use burn_nccl::{DType, DdpConfig, DistributedDataParallel, ProcessGroup, ReduceOp};
 
 use crate::error::{RecipeError, Result};
@@ -68,6 +69,19 @@ impl Parallel {
         match self {
             Self::Alone(_) => None,
             Self::Group(ddp) => Some(ddp.group()),
+        }
+    }
+
+    /// Where gradients are averaged over ranks, where there are others: on the `device`, or in `host` memory.
+    pub fn bucket_storage(&self) -> Option<&'static str> {
+        match self {
+            Self::Alone(_) => None,
+            Self::Group(ddp) => match ddp.bucket_storage() {
+                BucketStorage::Device => Some("device"),
+                BucketStorage::Host => Some("host"),
+                // What it was asked for, and not what it has chosen.
+                BucketStorage::Auto => None,
+            },
         }
     }
 

@@ -28,15 +28,18 @@ use crate::error::{Error, Result};
 /// A checkpoint appears as `<folder>/step-N` once all of it is on disk: whenever the training is killed, the newest such
 /// folder is a complete checkpoint. The folder is locked for one training; the lock ends with its process.
 ///
+/// Where the group fails before all values have been read, there is no checkpoint: the step that made them may not have
+/// ended on the GPU, and then they are wrong. Ranks that leave on purpose do not matter.
+///
 /// What is saved is what rank 0 holds. In data-parallel training all ranks hold the same, but for the running statistics
 /// of a plain batch norm, which are each rank's own; training does not depend on them.
 #[derive(Debug)]
 pub struct Checkpointer {
     folder: PathBuf,
     on_failure: OnFailure,
-    group: Option<ProcessGroup>,
-    /// On rank 0.
+    /// On rank 0. Dropped before the group, which must know whether its last handle ends in a panic.
     keeper: Option<Keeper>,
+    group: Option<ProcessGroup>,
     /// The step of the save whose end is not known yet.
     pending: Option<u64>,
     pause: Duration,
@@ -57,9 +60,9 @@ impl Checkpointer {
         let folder = folder.as_ref().to_path_buf();
         let on_failure = config.on_failure;
         let (sender, keeper) = channel();
-        let path = folder.clone();
+        let (path, ranks) = (folder.clone(), group.cloned());
         let taken = decide_by(group, "open", move || {
-            let keeper = Keeper::new(&path, config)?;
+            let keeper = Keeper::new(&path, config, ranks)?;
             // Nobody takes it where the group has failed: it ends here, and gives the folder free.
             let _ = sender.send(keeper);
             Ok(())
@@ -176,9 +179,9 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn new(path: &Path, config: CheckpointConfig) -> failure::Result<Self> {
+    fn new(path: &Path, config: CheckpointConfig, group: Option<ProcessGroup>) -> failure::Result<Self> {
         let limit = config.write_timeout;
-        let folder = Folder::take(path, config)?;
+        let folder = Folder::take(path, config, group)?;
         let steps = folder.steps();
         let writer =
             Writer::start(folder, limit).map_err(CheckpointFailure::io("start a thread for", path))?;

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use burn_nccl::Failure;
 use serde::{Deserialize, Serialize};
 
 /// The result of what rank 0 does for all ranks.
@@ -69,6 +70,15 @@ pub enum CheckpointFailure {
     Optimizer {
         /// What would be lost.
         reason: String,
+    },
+    /// The group failed, or a rank was lost, before all values had been read.
+    #[error(
+        "the ranks' group failed before all of it had been read: {failure}; the weights may be those of a step that did not \
+         end, so resume from the checkpoint before"
+    )]
+    Group {
+        /// What ended the group.
+        failure: Failure,
     },
     /// The thread that writes panicked.
     #[error("the thread that writes checkpoints panicked: {message}")]

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use burn_nccl::ProcessGroup;
+
 use super::config::CheckpointConfig;
 use super::contents;
 use super::failure::{CheckpointFailure, Result};
@@ -27,20 +29,22 @@ struct Kept {
 pub(super) struct Folder {
     path: PathBuf,
     config: CheckpointConfig,
+    /// Those who train what is saved here.
+    group: Option<ProcessGroup>,
     kept: Vec<Kept>,
     _lock: FolderLock,
 }
 
 impl Folder {
     /// Creates the folder if need be, takes it, and removes what dead writers left.
-    pub(super) fn take(path: &Path, config: CheckpointConfig) -> Result<Self> {
+    pub(super) fn take(path: &Path, config: CheckpointConfig, group: Option<ProcessGroup>) -> Result<Self> {
         fs::create_dir_all(path).map_err(CheckpointFailure::io("create", path))?;
         let lock = FolderLock::take(path)?;
         if lock.is_held() {
             layout::sweep(path).map_err(CheckpointFailure::io("read", path))?;
         }
         let kept = scan(path)?;
-        Ok(Self { path: path.into(), config, kept, _lock: lock })
+        Ok(Self { path: path.into(), config, group, kept, _lock: lock })
     }
 
     /// The steps of the checkpoints that are there.
@@ -53,7 +57,7 @@ impl Folder {
         let start = Instant::now();
         let (step, metric) = (snapshot.step(), snapshot.state.metric);
         let staged = Staged::create(&self.path, step)?;
-        write_files(staged.path(), snapshot)?;
+        write_files(staged.path(), snapshot, self.group.as_ref())?;
         let path = staged.publish()?;
         log::info!("saved {} in {:.1} s", path.display(), start.elapsed().as_secs_f64());
         if let Some(index) = self.kept.iter().position(|kept| kept.step == step) {
@@ -100,7 +104,7 @@ fn scan(folder: &Path) -> Result<Vec<Kept>> {
 }
 
 /// Writes the files of a checkpoint to a folder that nobody else sees yet, each down to the disk, the manifest last.
-fn write_files(folder: &Path, snapshot: Snapshot) -> Result<()> {
+fn write_files(folder: &Path, snapshot: Snapshot, group: Option<&ProcessGroup>) -> Result<()> {
     let Snapshot { model, parameters, optimizer, state } = snapshot;
     let path = folder.join(OPTIMIZER);
     let record = optimizer.to_record();
@@ -110,6 +114,10 @@ fn write_files(folder: &Path, snapshot: Snapshot) -> Result<()> {
         .map_err(|reason| CheckpointFailure::Optimizer { reason })?;
     drop(optimizer);
     save_tensors(model, folder.join(MODEL), &SaveOptions::default()).map_err(contents::failure)?;
+    // A GPU may not have ended the step before it was read. Where that step fails, its values are wrong and no error tells.
+    group
+        .map_or(Ok(()), ProcessGroup::check_health)
+        .map_err(|failure| CheckpointFailure::Group { failure })?;
     write_file(folder.join(STATE), state::encode(&state), true, false).map_err(contents::failure)?;
     contents::seal(folder, &state)
 }

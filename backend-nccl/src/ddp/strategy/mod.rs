@@ -41,6 +41,9 @@ use renderer::SilentRenderer;
 ///   ends all ranks at the same step. [`LearningResult::error`](burn::train::LearningResult) tells why.
 /// - **Synchronized batch norm** layers of the model are connected to the group.
 /// - **Gradient accumulation** averages micro-batches, unlike Burn's own strategies, which sum them.
+/// - **Clipping by norm**, which Burn's optimizers do on each rank by itself, is safe on backends that find the same norm
+///   of the same gradients on every rank. On GPUs it may differ in its last bits, and the replicas drift apart:
+///   clip by value there, or in a training loop of your own with [`ClipGradNormConfig`](crate::amp::ClipGradNormConfig).
 /// - **Loss scaling** is added by [`with_grad_scaler`](Self::with_grad_scaler).
 pub struct DdpStrategy {
     group: ProcessGroup,

@@ -31,6 +31,14 @@ impl Standing {
             Self::Failed(abort) => (abort.next <= sequence).then(|| abort.failure.clone()),
         }
     }
+
+    /// What is wrong with a peer that stands so, whatever it had done before; `None` where it has left on purpose.
+    pub(super) fn fault(&self, rank: usize) -> Option<Failure> {
+        match self {
+            Self::Here | Self::Left { .. } => None,
+            Self::Lost { .. } | Self::Failed(_) => self.obstacle(rank, u64::MAX),
+        }
+    }
 }
 
 /// Values that ranks post under labels: what has come of each, in rank order.
@@ -136,6 +144,16 @@ mod tests {
         assert_eq!(Standing::Here.obstacle(1, 9), None);
         let lost = Standing::Lost { detail: "reset".into() };
         assert!(matches!(lost.obstacle(1, 1), Some(Failure::PeerLost { rank: 1, .. })));
+    }
+
+    #[test]
+    fn a_peer_that_is_lost_or_has_failed_is_a_fault_and_one_that_has_left_is_not() {
+        let failure = Failure::Aborted { rank: 2, reason: "enough".into() };
+        let failed = Standing::Failed(Abort { failure: failure.clone(), next: 5 });
+        let lost = Failure::PeerLost { rank: 1, detail: "reset".into() };
+        assert_eq!(failed.fault(1), Some(failure));
+        assert_eq!(Standing::Lost { detail: "reset".into() }.fault(1), Some(lost));
+        assert_eq!((Standing::Left { next: 5 }.fault(1), Standing::Here.fault(1)), (None, None));
     }
 
     #[test]

@@ -59,6 +59,17 @@ impl Control {
         let gone = needed.into_iter().find_map(|rank| state.peers[rank].standing.obstacle(rank, sequence));
         gone.map(Obstacle::Gone)
     }
+
+    /// Why the group has ended, or which rank is lost. A rank that has left on purpose is no reason.
+    pub(crate) fn fault(&self) -> Option<Failure> {
+        let state = self.shared.lock();
+        if let Some(failure) = &state.failure {
+            return Some(failure.clone());
+        }
+        let faults = || state.peers.iter().enumerate().filter_map(|(rank, peer)| peer.standing.fault(rank));
+        // What a rank has told names the cause; that another is lost may be its consequence.
+        faults().find(|fault| !matches!(fault, Failure::PeerLost { .. })).or_else(|| faults().next())
+    }
 }
 
 /// The looks of one call at what has become of the group, for engines whose data comes over connections of its own.

@@ -108,7 +108,8 @@ fn free(
     if !takes {
         return Ok((own[local_rank], None));
     }
-    for ordinal in by_freedom(&report.gpus) {
+    let open = by_freedom(&report.gpus);
+    for &ordinal in &open {
         let Some(gpu) = report.gpu(ordinal) else { continue };
         match GpuClaim::take(&gpu.uuid) {
             Ok(Some(claim)) => return Ok((ordinal, Some(claim))),
@@ -121,11 +122,17 @@ fn free(
             }
         }
     }
-    Err(RecipeError::failure(
+    Err(all_taken(open.len(), report.visible()))
+}
+
+fn all_taken(open: usize, visible: usize) -> RecipeError {
+    RecipeError::failure(
         "cannot use cuda:free",
-        format!("other runs have taken all {} GPUs that this process sees", report.visible()),
+        format!(
+            "other runs have taken all {open} GPUs that are open to this process, of {visible} that it sees"
+        ),
         "wait until one ends, start fewer ranks, or name a GPU with --device cuda:N",
-    ))
+    )
 }
 
 /// Says which GPU is taken and why, and warns of who else computes on it.

@@ -123,6 +123,7 @@ impl Trainer {
             gpu: run.device.gpu.as_ref().map(|gpu| gpu.name.clone()),
             nccl_version,
             stream_ordering,
+            bucket_storage: run.parallel.bucket_storage().filter(|_| run.device.backend == "cuda"),
             world_size: run.parallel.world_size(),
             model: run.config.model.to_string(),
             precision: self.mixed_precision.precision().to_string(),

@@ -1,17 +1,17 @@
 //! What one rank meets, all ranks return.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::optim::ModuleOptimizer;
-use burn_nccl::{GroupOptions, ProcessGroup};
+use burn_nccl::{Failure, GroupOptions, ProcessGroup};
 use burn_nccl_records::checkpoint::{
     Checkpoint, CheckpointConfig, CheckpointFailure, Checkpointer, OnFailure, find_agreed,
 };
 use burn_nccl_records::{Error, Manifest};
 
-use super::training::{Hooked, at, names, net, saved, sgd, state, train};
+use super::training::{Hooked, Net, at, names, net, saved, sgd, state, train};
 
 /// Runs two ranks, whose collectives may each take this long.
 pub(super) fn ranks<T: Send>(timeout: Duration, rank: impl Fn(usize, &ProcessGroup) -> T + Sync) -> Vec<T> {
@@ -191,6 +191,111 @@ fn a_rank_that_is_gone_is_the_groups_error() {
         let error = end.unwrap_err();
         assert!(matches!(&error, Error::Group(_)) && error.to_string().contains("has had enough"), "{error}");
     }
+}
+
+/// A model whose optimizer's state calls `hook` when it is written, before any tensor of the model is.
+fn hooked(hook: impl Fn() + Send + Sync + 'static) -> (Net, ModuleOptimizer) {
+    let mut optimizer: ModuleOptimizer = Hooked(Arc::new(hook)).into();
+    (train(net(1), &mut optimizer, 0..1), optimizer)
+}
+
+/// Waits until the group has failed, as a step that is still under way on a GPU would let it fail.
+fn wait_for_failure(group: &ProcessGroup) {
+    let start = Instant::now();
+    while group.check_health().is_ok() && start.elapsed() < PATIENT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Rank 1 ends the group while rank 0 writes the second checkpoint; `end` is what the ranks do then.
+fn ended_while_written(
+    end: impl Fn(Checkpointer) -> Result<(), Error> + Sync,
+) -> (tempfile::TempDir, Vec<Error>) {
+    let folder = tempfile::tempdir().unwrap();
+    let errors = ranks(PATIENT, |rank, group| {
+        let seen = group.clone();
+        let (model, optimizer) = hooked(move || wait_for_failure(&seen));
+        let mut checkpointer = open(folder.path(), group)?;
+        checkpointer.save(&model, &sgd(), state(1))?;
+        checkpointer.save(&model, &optimizer, state(2))?;
+        if rank == 1 {
+            group.abort("rank 1 has lost its GPU");
+        }
+        end(checkpointer)
+    });
+    (folder, errors.into_iter().filter_map(Result::err).collect())
+}
+
+#[test]
+fn a_group_that_fails_before_all_values_were_read_leaves_no_checkpoint() {
+    let (folder, errors) = ended_while_written(Checkpointer::finish);
+    assert_eq!(errors.len(), 2);
+    for error in errors {
+        assert!(
+            matches!(&error, Error::Group(_)) && error.to_string().contains("has lost its GPU"),
+            "{error}"
+        );
+    }
+    assert_eq!(names(folder.path()), ["step-1"]);
+    // Nor where nobody asks how it ended.
+    let (folder, errors) = ended_while_written(|checkpointer| {
+        drop(checkpointer);
+        Ok(())
+    });
+    assert!(errors.is_empty());
+    assert_eq!(names(folder.path()), ["step-1"]);
+}
+
+#[test]
+fn what_ended_the_group_is_why_the_checkpoint_was_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let group = ProcessGroup::single();
+    let ending = group.clone();
+    let (model, optimizer) = hooked(move || ending.abort("the GPU has fallen off the bus"));
+    let mut checkpointer = open(folder.path(), &group).unwrap();
+    checkpointer.save(&model, &optimizer, state(1)).unwrap();
+    let error = checkpointer.finish().unwrap_err();
+    let Error::CheckpointNotSaved { step: 1, failure: CheckpointFailure::Group { failure }, .. } = &error
+    else {
+        panic!("{error}")
+    };
+    let cause = Failure::Aborted { rank: 0, reason: "the GPU has fallen off the bus".into() };
+    assert_eq!(failure, &cause);
+    assert!(error.to_string().contains(&cause.to_string()), "{error}");
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn ranks_that_leave_on_purpose_do_not_harm_the_last_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    // Its sender is gone once rank 1 has left.
+    let (left, has_left) = std::sync::mpsc::channel::<()>();
+    let has_left = Mutex::new(has_left);
+    let mut groups = ProcessGroup::local(2, GroupOptions::default()).unwrap();
+    let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
+    std::thread::scope(|scope| {
+        let folder = folder.path();
+        scope.spawn(move || {
+            let (model, optimizer) = hooked(move || {
+                let waited = has_left.lock().unwrap().recv_timeout(PATIENT);
+                assert_eq!(waited, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
+                // For the goodbye to arrive.
+                std::thread::sleep(Duration::from_millis(200));
+            });
+            let mut checkpointer = open(folder, &first).unwrap();
+            checkpointer.save(&model, &optimizer, state(1)).unwrap();
+            // Which lets it end.
+            drop(checkpointer);
+        });
+        scope.spawn(move || {
+            let mut checkpointer = open(folder, &second).unwrap();
+            checkpointer.save(&net(1), &sgd(), state(1)).unwrap();
+            drop((checkpointer, second));
+            drop(left);
+        });
+    });
+    assert_eq!(names(folder.path()), ["step-1"]);
+    assert_eq!(Checkpoint::open(at(folder.path(), 1)).unwrap().state().step, 1);
 }
 
 #[test]

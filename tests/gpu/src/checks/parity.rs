@@ -1,6 +1,7 @@
 //! Two ranks against one process on the joined batch, with synchronized batch norm.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use anyhow::{Context, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_nccl::amp::{ClipGradNormConfig, ClipRanks};
 use burn_nccl::launch::{LaunchConfig, RankOutput, run as launch};
 use burn_nccl::{DdpConfig, DistributedDataParallel, StreamOrdering};
 use serde_json::json;
@@ -28,6 +30,11 @@ const RANKS: usize = 2;
 const BUCKET_BYTES: usize = 16 << 10;
 /// A part of the check's own limit.
 const LIMIT: Duration = Duration::from_secs(90);
+/// Steps after which all ranks must hold the same parameters.
+const CLIPPED_STEPS: usize = 4;
+/// So small that every step is clipped: the gradients are those of a random start.
+const MAX_NORM: f64 = 0.01;
+const LEARNING_RATE: f64 = 0.1;
 /// How far the update of ranks may be from the joined one, relative: the rounding of TF32 on a GPU, of f32 on the CPU.
 const TOLERANCE: [(Kind, f64); 2] = [(Kind::Cuda, 0.03), (Kind::Cpu, 1e-3)];
 /// How far rank 0's own update must be from it at least, for the comparison to mean anything.
@@ -54,6 +61,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Ending> {
         "relative_difference": difference,
         "tolerance": tolerance,
         "relative_difference_of_rank_0_alone": contrast,
+        // Which the ranks have compared before they ended without an error.
+        "steps_clipped_alike": CLIPPED_STEPS,
         "shared_gpu": !variables.is_empty(),
     });
     ensure!(contrast > CONTRAST, "one rank alone gives the same update, so nothing was compared: {figures}");
@@ -80,7 +89,7 @@ fn by_ranks(
     Ok(())
 }
 
-/// Takes one step and writes the update of all parameters.
+/// Takes one step and writes the update of all parameters. Ranks then go on, see [`clipped_steps`].
 pub(crate) fn play(role: Role, options: &Options) -> anyhow::Result<()> {
     let report = options.report.as_deref().context("a role has a report")?;
     if role == Role::Rank {
@@ -88,10 +97,11 @@ pub(crate) fn play(role: Role, options: &Options) -> anyhow::Result<()> {
         let device = options.device.device(device_index(options, group.local_rank())).autodiff();
         let config = DdpConfig::new().with_bucket_bytes(BUCKET_BYTES);
         let (mut ddp, model) = DistributedDataParallel::new(fill(SmallNet::new(&device)), &group, &config)?;
-        let loss = loss(&ddp.hook(&model)?, batch(&[group.rank()], &device));
+        let batch = batch(&[group.rank()], &device);
+        let loss = loss(&ddp.hook(&model)?, batch.clone());
         let gradients = ddp.backward(&loss, &model)?;
-        let update = update(model, gradients);
-        group.barrier()?;
+        let update = update(model.clone(), gradients);
+        clipped_steps(model, &mut ddp, &batch)?;
         return if group.rank() == 0 { write(report, &update) } else { Ok(()) };
     }
     let device = options.device.device(0).autodiff();
@@ -99,6 +109,38 @@ pub(crate) fn play(role: Role, options: &Options) -> anyhow::Result<()> {
     let model = fill(SmallNet::new(&device));
     let gradients = GradientsParams::from_grads(loss(&model, batch(ranks, &device)).backward(), &model);
     write(report, &update(model, gradients))
+}
+
+/// Trains with clipping by the global norm, and sees that the parameters of all ranks are the same to the bit, by their
+/// hashes.
+fn clipped_steps(
+    mut model: SmallNet,
+    ddp: &mut DistributedDataParallel,
+    batch: &Batch,
+) -> anyhow::Result<()> {
+    let group = ddp.group().clone();
+    let (clip, mut optimizer) = (ClipGradNormConfig::new(MAX_NORM), SgdConfig::new().init());
+    for step in 0..CLIPPED_STEPS {
+        let loss = loss(&ddp.hook(&model)?, batch.clone());
+        let gradients = ddp.backward(&loss, &model)?;
+        let (gradients, norm) = clip.clip(&model, gradients, ClipRanks::Replicas(&group))?;
+        ensure!(norm > MAX_NORM, "step {step} is not clipped: the norm is {norm}");
+        model = optimizer.step(LEARNING_RATE, model, gradients);
+    }
+    let own = hash(&collect(&model)).to_be_bytes();
+    let all = group.all_gather_bytes(&own)?;
+    ensure!(
+        all.iter().all(|hash| hash[..] == own),
+        "after {CLIPPED_STEPS} clipped steps the ranks hold other parameters: their hashes are {all:02x?}"
+    );
+    Ok(())
+}
+
+/// Of the bits of all values.
+fn hash(values: &[f32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    values.iter().for_each(|value| value.to_bits().hash(&mut hasher));
+    hasher.finish()
 }
 
 fn loss(model: &SmallNet, (images, labels): Batch) -> Tensor<1> {
