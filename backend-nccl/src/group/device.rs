@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{DeviceWork, ProcessGroup, core::Core, inside::GroupId, order::Operation};
+use super::{DeviceWork, ProcessGroup, Until, core::Core, inside::GroupId, order::Operation};
 use crate::{
     Result,
     deadline::Deadline,
@@ -162,8 +162,12 @@ impl ProcessGroup {
         let flight =
             nccl.start(call, fence).map_err(|failure| core.failed(signature, Duration::ZERO, failure))?;
         let (core, start) = (core.clone(), Instant::now());
-        Ok(DeviceWork::new(move || {
-            flight.join().map_err(|failure| core.failed(signature, start.elapsed(), failure))
+        Ok(DeviceWork::new(move |until| {
+            let outcome = match until {
+                Until::Ordered => flight.join(),
+                Until::Ended => flight.wait_for_end(),
+            };
+            outcome.map_err(|failure| core.failed(signature, start.elapsed(), failure))
         }))
     }
 }
