@@ -78,7 +78,8 @@ impl ProcessGroup {
     ///
     /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
     pub(crate) fn device_transport(&self) -> Result<DeviceTransport> {
-        self.setting(self.inner.core.options.device_transport, "BURN_NCCL_DEVICE_TRANSPORT")
+        let core = &self.inner.core;
+        core.devices.wish(|| self.setting(core.options.device_transport, "BURN_NCCL_DEVICE_TRANSPORT"))
     }
 
     /// A setting from the options or the environment. What cannot be read on one rank ends the group: the others are on
