@@ -1,7 +1,7 @@
 //! What a backend operation needs to know of a collective, and where it leaves what it cannot return.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_error::DeviceError;
 use crate::error::{Error, Result};
@@ -119,7 +119,7 @@ impl AsyncCall {
 
     /// Keeps what is still under way.
     pub fn leave(&self, work: DeviceWork) {
-        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work);
+        *self.work() = Some(work);
     }
 
     /// The error that the op left, once; to be asked right after the op, before anything is waited for.
@@ -133,8 +133,19 @@ impl AsyncCall {
     /// What the op left, or what ended the collective.
     pub fn wait(&self) -> Result<()> {
         self.started()?;
-        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
-        work.map_or(Ok(()), DeviceWork::wait)
+        self.work().as_ref().map_or(Ok(()), DeviceWork::wait)
+    }
+
+    /// Returns when the collective has ended, on a device too, and nothing holds its memory any more.
+    ///
+    /// # Errors
+    /// What has ended the group before.
+    pub(crate) fn wait_for_end(&self) -> Result<()> {
+        self.work().as_ref().map_or(Ok(()), DeviceWork::wait_for_end)
+    }
+
+    fn work(&self) -> MutexGuard<'_, Option<DeviceWork>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,11 @@
-//! The statistics of all ranks, merged where the tensors are: nothing is read to the host, and every rank gets the same
-//! bits from the same numbers.
+//! The statistics of all ranks, merged where the tensors are: nothing is read to the host. Ranks are summed in an order that
+//! only their number decides, and not by a reduction, whose order each rank's tuning would choose.
 
-use burn::backend::tensor::FloatTensor;
+use std::ops::Range;
+
+use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{Shape, Slice, TensorData};
+use burn::tensor::{DType as BurnDType, Shape, Slice, TensorData};
 
 use super::{Joined, reciprocal};
 use crate::error::Result;
@@ -43,9 +45,7 @@ fn merge<B: Backend>(gathered: FloatTensor<B>, counts: &[u64]) -> Joined<B> {
     let (ranks, dtype, device) = (counts.len(), gathered.dtype(), gathered.device());
     let channels = gathered.shape()[0] / (2 * ranks);
     let count: u64 = counts.iter().sum();
-    let weights: Vec<f64> = counts.iter().map(|&own| own as f64 * reciprocal(count)).collect();
-    let weights = TensorData::new(weights, [ranks, 1]).convert_dtype(dtype);
-    let weights = B::float_from_data(weights, &device);
+    let weighted = weigh::<B>(counts, dtype, &device);
 
     let rows = B::float_reshape(gathered, Shape::new([ranks, 2, channels]));
     let part = |index: usize| {
@@ -57,21 +57,55 @@ fn merge<B: Backend>(gathered: FloatTensor<B>, counts: &[u64]) -> Joined<B> {
     let reference = B::float_slice(means.clone(), &[Slice::from(reference..reference + 1)]);
 
     let deviations = B::float_sub(means, reference.clone());
-    let shift = B::float_sum_dim(B::float_mul(deviations.clone(), weights.clone()), 0);
+    let shift = sum_rows::<B>(weighted(deviations.clone()));
     let mean = B::float_add(reference, shift.clone());
     let between = B::float_sub(deviations, shift);
-    let between = B::float_mul(B::float_mul(between.clone(), between), weights);
+    let between = weighted(B::float_mul(between.clone(), between));
     let within = B::float_mul_scalar(squares, reciprocal(count).into());
-    let variance = B::float_sum_dim(B::float_add(within, between), 0);
+    let variance = sum_rows::<B>(B::float_add(within, between));
     let flat = |tensor| B::float_reshape(tensor, Shape::new([channels]));
     Joined { mean: flat(mean), variance: flat(variance), count }
+}
+
+/// What multiplies the row of each rank by its share of all values. Equal shares, as nearly every step has them, are one
+/// number, so that nothing goes to the device for them.
+fn weigh<B: Backend>(
+    counts: &[u64],
+    dtype: BurnDType,
+    device: &Device<B>,
+) -> impl Fn(FloatTensor<B>) -> FloatTensor<B> {
+    let count: u64 = counts.iter().sum();
+    let shares: Vec<f64> = counts.iter().map(|&own| own as f64 * reciprocal(count)).collect();
+    let equal = shares.iter().all(|&share| share == shares[0]).then(|| shares[0]);
+    let differing = equal.is_none().then(|| {
+        let shares = TensorData::new(shares, [counts.len(), 1]).convert_dtype(dtype);
+        B::float_from_data(shares, device)
+    });
+    move |rows| match (&differing, equal) {
+        (Some(shares), _) => B::float_mul(rows, shares.clone()),
+        (None, equal) => B::float_mul_scalar(rows, equal.unwrap_or(1.0).into()),
+    }
+}
+
+/// The sum of the rows of `[rows, channels]`, `[1, channels]`: the second half is added to the first until one row is left.
+/// A row that has no partner goes on to the next round.
+fn sum_rows<B: Backend>(mut rows: FloatTensor<B>) -> FloatTensor<B> {
+    loop {
+        let len = rows.shape()[0];
+        if len == 1 {
+            return rows;
+        }
+        let half = len / 2;
+        let part = |range: Range<usize>| B::float_slice(rows.clone(), &[Slice::from(range)]);
+        let sums = B::float_add(part(0..half), part(half..2 * half));
+        rows = if len == 2 * half { sums } else { B::float_cat(vec![sums, part(2 * half..len)], 0) };
+    }
 }
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use burn::backend::Flex;
     use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::{DType as BurnDType, TensorData};
     use serde::Deserialize;
 
     use super::super::statistics::Statistics;
@@ -118,6 +152,29 @@ mod tests {
         let parts = [values(7, 0.0), values(1, 3.0), values(19, -2.0)];
         assert_is_joined(&parts, BurnDType::F64, 1e-14);
         assert_is_joined(&parts, BurnDType::F32, 1e-6);
+    }
+
+    #[test]
+    fn parts_of_one_size_merge_to_the_statistics_of_all_values() {
+        for ranks in 1..6 {
+            let parts: Vec<_> = (0..ranks).map(|rank| values(7, rank as f64 * 1.5)).collect();
+            assert_is_joined(&parts, BurnDType::F64, 1e-14);
+            assert_is_joined(&parts, BurnDType::F32, 1e-6);
+        }
+    }
+
+    #[test]
+    fn ranks_are_summed_in_halves_whatever_a_reduction_would_do() {
+        let sum = |values: &[f32]| {
+            let data = TensorData::new(values.to_vec(), [values.len(), 1]);
+            let sum = sum_rows::<Flex>(Flex::float_from_data(data, &Default::default()));
+            host::read::<Flex>(sum).unwrap().iter::<f32>().collect::<Vec<_>>()
+        };
+        assert_eq!(sum(&[3.0]), [3.0]);
+        // From left to right the first 1 is lost beside 1e8, and the sum is 2.
+        assert_eq!(sum(&[1e8, 1.0, -1e8, 1.0, 1.0]), [3.0]);
+        // In halves the 1s are lost beside 1e8; from left to right the sum is 2.
+        assert_eq!(sum(&[1e8, -1e8, 1.0, 1.0]), [0.0]);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) fn prepare<M: Module>(
     if trainable.is_empty() {
         return Err(Error::NothingToTrain);
     }
-    let choice = storage::choose(&candidates, wire, &devices, config, group)?;
+    let choice = storage::choose(&candidates, synchronized, wire, &devices, config, group)?;
     let (bucket_storage, alignment) = match choice.device {
         Some(_) => (BucketStorage::Device, DEVICE_ALIGNMENT_BYTES),
         None => (BucketStorage::Host, HOST_ALIGNMENT_BYTES),

@@ -55,10 +55,12 @@ impl DistributedDataParallel {
     /// [`SyncBatchNorm`](crate::SyncBatchNorm) layers without a group are connected to `group`.
     ///
     /// # Errors
-    /// [`Error::ModelMismatch`] on every rank where names, shapes, element types or options differ;
-    /// [`Error::NothingToTrain`] where no parameter requires gradients; [`Error::SyncBatchNormOption`] where `config`
-    /// would let ranks skip a synchronized layer; [`Error::CommunicationHookRefused`] where a setting of the communication
-    /// hook cannot be meant; what the group's collectives return.
+    /// [`Error::ModelMismatch`] on every rank where names, shapes, element types or options differ; [`Error::Device`] on
+    /// every rank where GPUs were told different transports, or the model has synchronized layers and is on a GPU of some
+    /// ranks only, and where NCCL cannot be had; [`Error::NothingToTrain`] where no parameter requires gradients;
+    /// [`Error::SyncBatchNormOption`] where `config` would let ranks skip a synchronized layer;
+    /// [`Error::CommunicationHookRefused`] where a setting of the communication hook cannot be meant; what the group's
+    /// collectives return.
     #[track_caller]
     pub fn new<M: Module>(model: M, group: &ProcessGroup, config: &DdpConfig) -> Result<(Self, M)> {
         Self::build(model, group, config, config.communication.hook(), Wire::of(&config.communication))

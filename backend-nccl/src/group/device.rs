@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{DeviceWork, ProcessGroup, core::Core, inside::GroupId, order::Operation};
+use super::{DeviceWork, ProcessGroup, Until, core::Core, inside::GroupId, order::Operation};
 use crate::{
     Result,
     deadline::Deadline,
@@ -78,7 +78,8 @@ impl ProcessGroup {
     ///
     /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
     pub(crate) fn device_transport(&self) -> Result<DeviceTransport> {
-        self.setting(self.inner.core.options.device_transport, "BURN_NCCL_DEVICE_TRANSPORT")
+        let core = &self.inner.core;
+        core.devices.wish(|| self.setting(core.options.device_transport, "BURN_NCCL_DEVICE_TRANSPORT"))
     }
 
     /// A setting from the options or the environment. What cannot be read on one rank ends the group: the others are on
@@ -147,8 +148,12 @@ impl ProcessGroup {
         let flight =
             nccl.start(call, fence).map_err(|failure| core.failed(signature, Duration::ZERO, failure))?;
         let (core, start) = (core.clone(), Instant::now());
-        Ok(DeviceWork::new(move || {
-            flight.join().map_err(|failure| core.failed(signature, start.elapsed(), failure))
+        Ok(DeviceWork::new(move |until| {
+            let outcome = match until {
+                Until::Ordered => flight.join(),
+                Until::Ended => flight.wait_for_end(),
+            };
+            outcome.map_err(|failure| core.failed(signature, start.elapsed(), failure))
         }))
     }
 }

@@ -7,6 +7,7 @@ mod core;
 #[cfg(feature = "nccl")]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without CUDA tensors only tests come here"))]
 mod device;
+#[cfg_attr(not(feature = "nccl"), allow(dead_code, reason = "without NCCL only tests come here"))]
 mod device_work;
 mod flight;
 mod health;
@@ -33,6 +34,8 @@ pub use device::DeviceTransportReport;
 #[cfg(feature = "cuda")]
 pub(crate) use device::{DeviceRoute, Planned};
 pub use device_work::DeviceWork;
+#[cfg(any(test, feature = "nccl"))]
+pub(crate) use device_work::Until;
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};
 pub use record::{
     Answer, FLIGHT_RECORD_VERSION, FlightRecord, Operation, RankStatus, RecordedFailure, State,

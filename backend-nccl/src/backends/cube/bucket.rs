@@ -54,19 +54,22 @@ fn plan(
     call: &Call,
 ) -> Result<Planned> {
     check(flat, PURPOSE, call)?;
-    let mut pins = Pins::new();
-    let failed = |error| call.device_error(error);
-    let mut regions = Vec::with_capacity(parts.len());
-    for (part, range) in parts.into_iter().zip(&bucket.ranges) {
-        if !range.is_empty() {
-            let part = into_contiguous(part);
-            regions.push((
-                memory::pin_source(&part, PURPOSE, &mut pins).map_err(failed)?,
-                range.start * part.dtype.size(),
-            ));
-        }
-    }
-    let target = memory::pin(flat, PURPOSE, &mut pins).map_err(failed)?;
+    let parts: Vec<(CubeTensor, usize)> = parts
+        .into_iter()
+        .zip(&bucket.ranges)
+        .filter(|(_, range)| !range.is_empty())
+        .map(|(part, range)| (into_contiguous(part), range.start * flat.dtype.size()))
+        .collect();
+    let pinned = memory::at_once(&flat.client, || {
+        let mut pins = Pins::new();
+        let mut source = |(part, offset): &(CubeTensor, usize)| {
+            memory::pin_source(part, PURPOSE, &mut pins).map(|region| (region, *offset))
+        };
+        let regions = parts.iter().map(&mut source).collect::<Result<Vec<_>, _>>()?;
+        let target = memory::pin(flat, PURPOSE, &mut pins)?;
+        Ok((regions, target, pins))
+    });
+    let (regions, target, pins) = pinned.map_err(|error| call.device_error(error))?;
     let operation = DeviceOperation::Bucket { parts: regions, bucket: target, op };
     Ok(Planned { operation, dtype: wire_dtype(flat.dtype)?, keep: Box::new(pins) })
 }

@@ -5,15 +5,16 @@
 //! wait. So the operands are drained, in program order, the collective runs on the tensors below, and its result enters the
 //! queue as a tensor that is there already.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape};
-use burn_fusion::{
-    Client, Fusion, FusionBackend, NoOp,
-    custom::{CustomOpIr, OperationIr, OperationOutput, StreamId, TensorIr},
+use burn::backend::{
+    Backend, Device, TensorMetadata,
+    ir::{InitOperationIr, OperationIr, OperationOutput},
+    tensor::FloatTensor,
 };
+use burn::tensor::{DType, FloatDType, Shape};
+use burn_fusion::{Client, Fusion, FusionBackend, NoOp, custom::StreamId};
 
 use crate::device_error::DeviceError;
 use crate::ops::{AsyncCall, BucketParts, Call, CollectiveBackend, FlatBucket, Placement, Route};
@@ -108,23 +109,35 @@ fn through<B: FusionBackend + CollectiveBackend>(
 /// # Errors
 /// Where what computes it has failed, which burn-fusion tells by a panic.
 fn resolved<B: FusionBackend>(tensor: FloatTensor<Fusion<B>>) -> Result<FloatTensor<B>, DeviceError> {
-    let client = tensor.client.clone();
-    catch_unwind(AssertUnwindSafe(|| client.resolve_tensor_float::<B>(tensor))).map_err(|_| {
-        let reason = "what computes it failed, read the log for the message".into();
-        DeviceError::Memory { reason }
-    })
+    let (client, bytes) = (tensor.client.clone(), tensor.shape().num_elements() * tensor.dtype.size());
+    let ordinal = client.device().to_id().index_id as usize;
+    catch_unwind(AssertUnwindSafe(|| client.resolve_tensor_float::<B>(tensor)))
+        .map_err(|payload| refusal(&*payload, ordinal, bytes))
 }
 
-/// A tensor of the queue that is there already.
+/// What a panic says of the memory of a tensor.
+fn refusal(payload: &(dyn Any + Send), ordinal: usize, bytes: usize) -> DeviceError {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
+    let text = text.unwrap_or("read the log for the message");
+    // The variants of CubeCL's errors, which have come here as text.
+    if ["OutOfMemory", "BufferTooBig"].iter().any(|variant| text.contains(variant)) {
+        let purpose = "a tensor of a collective, or what computes it".into();
+        return DeviceError::OutOfMemory { ordinal, bytes, purpose };
+    }
+    let first_line = text.lines().next().unwrap_or(text);
+    DeviceError::Memory { reason: format!("what computes it failed: {first_line}") }
+}
+
+/// A tensor of the queue that is there already, as those are that Burn makes of data.
 fn adopted<B: FusionBackend>(
     tensor: FloatTensor<B>,
     client: &Client<B::FusionRuntime>,
 ) -> FloatTensor<Fusion<B>> {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
-    let id = client.register_tensor_handle(B::float_tensor_handle(tensor));
-    let output = TensorIr::uninit(id, shape, dtype);
-    let operation = OperationIr::Custom(CustomOpIr::new("collective", &[], &[output]));
-    client.register(StreamId::current(), operation, NoOp::<B>::new()).output()
+    let handle = B::float_tensor_handle(tensor);
+    let operation = InitOperationIr::create(shape, dtype, || client.register_tensor_handle(handle));
+    client.register(StreamId::current(), OperationIr::Init(operation), NoOp::<B>::new()).output()
 }
 
 /// Some tensor of the device: to ask about that must not drain the queue.
@@ -134,4 +147,23 @@ fn probe<B: Backend>(device: &B::Device) -> FloatTensor<B> {
 
 fn zeros<B: Backend>(shape: Shape, device: &B::Device, dtype: DType) -> FloatTensor<B> {
     B::float_zeros(shape, device, dtype.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_panic_says_is_the_reason_and_memory_that_is_not_there_is_told_as_such() {
+        let refused = |payload: Box<dyn Any + Send>| refusal(&*payload, 3, 4096);
+        let text = refused(Box::new("a kernel failed\nBacktrace: ..".to_owned())).to_string();
+        assert!(text.contains("what computes it failed: a kernel failed") && !text.contains(".."), "{text}");
+        let text = refused(Box::new("no handle")).to_string();
+        assert!(text.contains("no handle"), "{text}");
+        let text = refused(Box::new(7)).to_string();
+        assert!(text.contains("read the log"), "{text}");
+        let text = "called `Result::unwrap()` on an `Err` value: Io(OutOfMemory { size: 64 })".to_owned();
+        let refused = refused(Box::new(text));
+        assert!(matches!(refused, DeviceError::OutOfMemory { ordinal: 3, bytes: 4096, .. }), "{refused}");
+    }
 }

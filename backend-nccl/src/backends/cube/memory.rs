@@ -67,6 +67,18 @@ pub(super) fn pin(tensor: &CubeTensor, purpose: &str, pins: &mut Pins) -> Result
     Ok(Region { address, len_bytes })
 }
 
+/// Runs what asks for the memory of many tensors where each answer is at hand: on the thread of the device, which would
+/// otherwise be gone to and waited for once a tensor.
+///
+/// # Errors
+/// Those of `ask`, and where that thread is gone.
+pub(super) fn at_once<T: Send + 'static>(
+    client: &Client,
+    ask: impl FnOnce() -> Result<T, DeviceError> + Send,
+) -> Result<T, DeviceError> {
+    client.exclusive(ask).unwrap_or_else(|error| Err(DeviceError::Memory { reason: first_line(&error) }))
+}
+
 /// What the host can wait for until the device has done all that this thread has asked of it so far. The point is taken now.
 pub(super) fn fence(client: &Client) -> Fence {
     let reached = client.sync();

@@ -58,24 +58,27 @@ impl Candidate {
     }
 }
 
-/// What all ranks do, of whom each has said what `candidates` holds.
+/// What all ranks do, of whom each has said what `candidates` holds. Their models have `synchronized` layers with collectives
+/// of their own.
 ///
 /// # Errors
-/// [`Error::Device`] where ranks were told to use different transports, on all of them; what making NCCL's communicator
-/// returns.
+/// [`Error::Device`] where ranks were told to use different transports, or where layers would, on all of them; what making
+/// NCCL's communicator returns.
 pub(crate) fn choose(
     candidates: &[Candidate],
+    synchronized: usize,
     wire: Option<Wire>,
     devices: &[Device],
     config: &DdpConfig,
     group: &ProcessGroup,
 ) -> Result<Choice> {
     let host = Choice { device: None, broadcasts: false };
-    let (Some(wire), Some(device)) = (wire, devices.first()) else { return Ok(host) };
-    let side = decide(candidates, config.bucket_storage).map_err(|error| {
+    let storage = if wire.is_some() { config.bucket_storage } else { BucketStorage::Host };
+    let side = decide(candidates, synchronized, storage).map_err(|error| {
         let (rank, world_size) = (group.rank(), group.world_size());
         Error::Device { rank, world_size, error: error.into() }
     })?;
+    let (Some(wire), Some(device)) = (wire, devices.first()) else { return Ok(host) };
     match side {
         Side::Host => return Ok(host),
         Side::HostForDifference { on_gpus, of } => {
@@ -116,32 +119,75 @@ enum Side {
     Device,
 }
 
+const BY_HOST: &str = "moves its tensors by the host";
+const NOT_ON_ONE: &str = "does not have its whole model on one";
+
+/// The first rank of each kind.
+struct Kinds {
+    /// Whose GPU's tensors NCCL moves.
+    by_device: Option<usize>,
+    /// Whose GPU's tensors go by the host.
+    by_host: Option<usize>,
+    /// Without the whole model on one GPU.
+    elsewhere: Option<usize>,
+}
+
+impl Kinds {
+    fn of(candidates: &[Candidate]) -> Self {
+        let position = |test: &dyn Fn(Option<DeviceTransport>) -> bool| {
+            candidates.iter().position(|candidate| test(candidate.cuda()))
+        };
+        Self {
+            by_device: position(&|cuda| cuda.is_some_and(|transport| transport != DeviceTransport::Host)),
+            by_host: position(&|cuda| cuda == Some(DeviceTransport::Host)),
+            elsewhere: position(&|cuda| cuda.is_none()),
+        }
+    }
+
+    /// Refuses layers with collectives of their own where these would go different ways: some ranks would wait in NCCL and
+    /// the others on the host, wherever gradients are averaged.
+    fn check_layers(&self) -> std::result::Result<(), DeviceError> {
+        match (self.by_device, self.by_host, self.elsewhere) {
+            (Some(rank), Some(other), _) => Err(differ(rank, other, BY_HOST)),
+            (Some(rank), None, Some(other)) => {
+                Err(differ(rank, other, &format!("{NOT_ON_ONE}, which synchronized batch norm needs")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn differ(rank: usize, other: usize, found: &str) -> DeviceError {
+    DeviceError::DevicesDiffer { rank, other, found: found.into() }
+}
+
 /// The side that all ranks take.
-fn decide(candidates: &[Candidate], storage: BucketStorage) -> std::result::Result<Side, DeviceError> {
+fn decide(
+    candidates: &[Candidate],
+    synchronized: usize,
+    storage: BucketStorage,
+) -> std::result::Result<Side, DeviceError> {
+    let kinds = Kinds::of(candidates);
+    if synchronized > 0 {
+        kinds.check_layers()?;
+    }
     if storage == BucketStorage::Host {
         return Ok(Side::Host);
     }
-    let differ =
-        |rank, other, found: &str| Err(DeviceError::DevicesDiffer { rank, other, found: found.into() });
-    let position = |test: &dyn Fn(&Candidate) -> bool| candidates.iter().position(test);
-    let by_host = position(&|candidate| candidate.cuda() == Some(DeviceTransport::Host));
-    let by_device =
-        position(&|candidate| candidate.cuda().is_some_and(|transport| transport != DeviceTransport::Host));
-    let elsewhere = position(&|candidate| candidate.cuda().is_none());
-    let forced = position(&|candidate| candidate.cuda() == Some(DeviceTransport::Nccl));
-    let several = position(&|candidate| candidate.placement.is_none());
-    match (by_device, by_host, elsewhere) {
-        (Some(rank), Some(other), _) => differ(rank, other, "moves its tensors by the host"),
+    let forced = candidates.iter().position(|candidate| candidate.cuda() == Some(DeviceTransport::Nccl));
+    let several = candidates.iter().any(|candidate| candidate.placement.is_none());
+    match (kinds.by_device, kinds.by_host, kinds.elsewhere) {
+        (Some(rank), Some(other), _) => Err(differ(rank, other, BY_HOST)),
         (Some(_), None, None) => Ok(Side::Device),
         (Some(rank), None, Some(other)) => match (forced, storage) {
-            (Some(rank), _) => differ(rank, other, "does not have its whole model on one"),
-            (None, BucketStorage::Device) => differ(rank, other, "does not have its whole model on one"),
+            (Some(rank), _) => Err(differ(rank, other, NOT_ON_ONE)),
+            (None, BucketStorage::Device) => Err(differ(rank, other, NOT_ON_ONE)),
             (None, _) => {
                 let on_gpus = candidates.iter().filter(|candidate| candidate.cuda().is_some()).count();
                 Ok(Side::HostForDifference { on_gpus, of: candidates.len() })
             }
         },
-        (None, _, _) if storage == BucketStorage::Device && several.is_none() => Ok(Side::Device),
+        (None, _, _) if storage == BucketStorage::Device && !several => Ok(Side::Device),
         (None, _, _) => Ok(Side::Host),
     }
 }
@@ -183,24 +229,24 @@ mod tests {
     #[test]
     fn gradients_stay_on_the_device_where_every_rank_has_its_whole_model_on_a_gpu() {
         let ranks = [cuda(AUTO), cuda(DeviceTransport::Nccl)];
-        assert_eq!(decide(&ranks, BucketStorage::Auto).unwrap(), Side::Device);
-        assert_eq!(decide(&ranks, BucketStorage::Host).unwrap(), Side::Host);
+        assert_eq!(decide(&ranks, 0, BucketStorage::Auto).unwrap(), Side::Device);
+        assert_eq!(decide(&ranks, 0, BucketStorage::Host).unwrap(), Side::Host);
     }
 
     #[test]
     fn all_ranks_take_the_host_where_one_has_no_gpu_for_its_whole_model() {
         for other in [HOST, SPREAD] {
-            let side = decide(&[cuda(AUTO), other, cuda(AUTO)], BucketStorage::Auto).unwrap();
+            let side = decide(&[cuda(AUTO), other, cuda(AUTO)], 0, BucketStorage::Auto).unwrap();
             assert_eq!(side, Side::HostForDifference { on_gpus: 2, of: 3 });
         }
-        assert_eq!(decide(&[HOST, SPREAD], BucketStorage::Auto).unwrap(), Side::Host);
+        assert_eq!(decide(&[HOST, SPREAD], 0, BucketStorage::Auto).unwrap(), Side::Host);
     }
 
     #[test]
     fn transports_that_were_asked_for_and_exclude_each_other_are_refused_by_rank() {
         let host = cuda(DeviceTransport::Host);
-        assert_eq!(decide(&[host, host], BucketStorage::Auto).unwrap(), Side::Host);
-        let differ = |ranks: &[Candidate], storage| match decide(ranks, storage).unwrap_err() {
+        assert_eq!(decide(&[host, host], 0, BucketStorage::Auto).unwrap(), Side::Host);
+        let differ = |ranks: &[Candidate], storage| match decide(ranks, 0, storage).unwrap_err() {
             DeviceError::DevicesDiffer { rank, other, .. } => (rank, other),
             error => panic!("{error}"),
         };
@@ -210,9 +256,25 @@ mod tests {
     }
 
     #[test]
+    fn synchronized_layers_whose_statistics_would_go_different_ways_are_refused_wherever_gradients_go() {
+        let host = cuda(DeviceTransport::Host);
+        for storage in [BucketStorage::Auto, BucketStorage::Host, BucketStorage::Device] {
+            for (other, found) in [(HOST, "does not have"), (SPREAD, "does not have"), (host, "by the host")]
+            {
+                let refused = decide(&[other, cuda(AUTO), other], 2, storage).unwrap_err();
+                assert!(matches!(refused, DeviceError::DevicesDiffer { rank: 1, other: 0, .. }), "{refused}");
+                assert!(refused.to_string().contains(found), "{refused}");
+            }
+        }
+        assert_eq!(decide(&[cuda(AUTO); 2], 2, BucketStorage::Auto).unwrap(), Side::Device);
+        // All statistics go by the host.
+        assert_eq!(decide(&[host, HOST], 2, BucketStorage::Auto).unwrap(), Side::Host);
+    }
+
+    #[test]
     fn tensors_of_other_backends_are_kept_as_such_on_request_only() {
-        assert_eq!(decide(&[HOST, HOST], BucketStorage::Auto).unwrap(), Side::Host);
-        assert_eq!(decide(&[HOST, HOST], BucketStorage::Device).unwrap(), Side::Device);
-        assert_eq!(decide(&[HOST, SPREAD], BucketStorage::Device).unwrap(), Side::Host);
+        assert_eq!(decide(&[HOST, HOST], 0, BucketStorage::Auto).unwrap(), Side::Host);
+        assert_eq!(decide(&[HOST, HOST], 0, BucketStorage::Device).unwrap(), Side::Device);
+        assert_eq!(decide(&[HOST, SPREAD], 0, BucketStorage::Device).unwrap(), Side::Host);
     }
 }

@@ -29,7 +29,8 @@ pub(crate) enum Averaged {
 /// The gradients of a model on their way through a step.
 ///
 /// Nothing here may block on another rank or panic but for [`wait`](Self::wait) and [`hand_out`](Self::hand_out): the rest
-/// runs inside of the backward pass.
+/// runs inside of the backward pass. The one exception is [`launch`](Self::launch) of tensors that the group's host
+/// transport moves, which is there for comparison: it waits for the reduction, and the group's deadline ends it.
 pub(crate) trait Storage: Send {
     /// Makes room for the gradients of a backward pass, beside what earlier micro-batches have left.
     fn begin(&mut self);

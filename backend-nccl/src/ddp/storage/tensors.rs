@@ -2,8 +2,11 @@
 //!
 //! A gradient is kept as it arrives. When those of a bucket are complete they are copied into one new flat tensor, which is
 //! reduced in place on the communication's own stream, and the averages are views of it. So nothing is read to the host and
-//! nothing waits for the device inside of the backward pass, and the memory for gradients is what it would be without
-//! buckets, and that of the buckets under way.
+//! nothing waits for the device inside of the backward pass.
+//!
+//! A bucket and its gradients both have memory until the device has reduced the bucket, and the host may be ahead of it. It
+//! waits at the end of a step until the device has reduced the buckets of the step before, so that memory is needed for the
+//! gradients and the buckets of two steps at most; the averages that are handed out are among these.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,6 +45,23 @@ pub(crate) struct TensorStorage {
     in_flight: VecDeque<Flight>,
     /// Gradients that were averaged.
     averaged: Vec<Option<Tensor<1>>>,
+    /// The newest bucket that was averaged in this step.
+    newest: Option<AsyncCall>,
+    /// What the device may still be at.
+    behind: Behind,
+}
+
+/// The last bucket of the last step: the device reduces buckets in their order, so all have ended when that one has.
+#[derive(Default)]
+struct Behind(Option<AsyncCall>);
+
+impl Behind {
+    /// Ends a step whose last bucket is `last`: waits until the device has reduced those of the step before. It has this
+    /// step to go on with meanwhile, so it is not idle, and normally it has reduced them long ago.
+    fn end_step(&mut self, last: Option<AsyncCall>) -> Result<()> {
+        let before = std::mem::replace(&mut self.0, last);
+        before.map_or(Ok(()), |before| before.wait_for_end())
+    }
 }
 
 /// A bucket that was launched.
@@ -62,6 +82,8 @@ impl TensorStorage {
             kept: vec![None; parameters],
             in_flight: VecDeque::new(),
             averaged: vec![None; parameters],
+            newest: None,
+            behind: Behind::default(),
         }
     }
 
@@ -148,6 +170,7 @@ impl Storage for TensorStorage {
             return Ok(());
         };
         call.wait()?;
+        self.newest = Some(call);
         let reduced = cast(reduced, float_dtype(contents.dtype));
         let parts = Dispatch::bucket_parts(reduced.into_dispatch(), flat(&self.plan, contents));
         for (&parameter, part) in contents.parameters.iter().zip(parts) {
@@ -157,6 +180,7 @@ impl Storage for TensorStorage {
     }
 
     fn hand_out(&mut self, used: &[bool], _: Terms) -> Result<Vec<Option<Averaged>>> {
+        self.behind.end_step(self.newest.take())?;
         let take = |(part, used): (&mut Option<Tensor<1>>, &bool)| part.take().filter(|_| *used);
         let averaged = self.averaged.iter_mut().zip(used).map(take);
         Ok(averaged.map(|part| part.map(|part| Averaged::Tensor(Box::new(part)))).collect())
@@ -166,6 +190,7 @@ impl Storage for TensorStorage {
         self.in_flight.clear();
         self.kept.fill(None);
         self.averaged.fill(None);
+        self.newest = None;
     }
 }
 
@@ -198,5 +223,49 @@ fn float_dtype(dtype: crate::transport::DType) -> FloatDType {
         Own::F16 => FloatDType::F16,
         Own::BF16 => FloatDType::BF16,
         Own::F32 | Own::I32 | Own::I64 | Own::U8 => FloatDType::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::group::{DeviceWork, Until};
+
+    #[test]
+    fn the_end_of_a_step_waits_for_the_device_to_have_reduced_the_buckets_of_the_step_before() {
+        let group = ProcessGroup::single();
+        let waited = Arc::new(Mutex::new(Vec::new()));
+        let mut behind = Behind::default();
+        for step in 0..4 {
+            let (call, waited_for) = (AsyncCall::new(&group), waited.clone());
+            call.leave(DeviceWork::new(move |until| {
+                waited_for.lock().unwrap().push((step, until));
+                Ok(())
+            }));
+            call.wait().unwrap();
+            behind.end_step(Some(call)).unwrap();
+            let expected = [(step, Until::Ordered)].into_iter();
+            let expected: Vec<_> = expected.chain((step > 0).then(|| (step - 1, Until::Ended))).collect();
+            assert_eq!(std::mem::take(&mut *waited.lock().unwrap()), expected);
+        }
+        // A step in which nothing travels.
+        behind.end_step(None).unwrap();
+        behind.end_step(None).unwrap();
+        assert_eq!(*waited.lock().unwrap(), [(3, Until::Ended)]);
+    }
+
+    #[test]
+    fn what_has_ended_the_group_in_a_step_before_ends_the_step() {
+        let call = AsyncCall::new(&ProcessGroup::single());
+        call.leave(DeviceWork::new(|until| match until {
+            Until::Ordered => Ok(()),
+            Until::Ended => Err(Error::TensorRead { cause: "the device is lost".into() }),
+        }));
+        call.wait().unwrap();
+        let mut behind = Behind(Some(call));
+        assert!(behind.end_step(None).unwrap_err().to_string().contains("the device is lost"));
+        assert!(behind.end_step(None).is_ok());
     }
 }

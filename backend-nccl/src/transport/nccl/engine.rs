@@ -171,20 +171,30 @@ impl Flight {
     /// # Errors
     ///
     /// The failure that has ended the group.
-    pub(crate) fn join(self) -> Result<(), Failure> {
-        let Self { shared, number, done, deadline, ordering } = self;
-        let stage = match ordering {
-            StreamOrdering::HostFence => Stage::Ended,
-            _ => Stage::Enqueued,
-        };
-        shared.progress.wait(number, stage, deadline.later(SLACK)).map_err(|failure| {
+    pub(crate) fn join(&self) -> Result<(), Failure> {
+        if self.ordering == StreamOrdering::HostFence {
+            return self.wait_for_end();
+        }
+        self.wait(Stage::Enqueued)?;
+        let shared = &self.shared;
+        shared.hold(self.number, &self.done).map_err(|refused| shared.fail(shared.failure_of(refused)))
+    }
+
+    /// Returns when the device is done with it and nothing holds its memory any more.
+    ///
+    /// # Errors
+    ///
+    /// The failure that has ended the group before.
+    pub(crate) fn wait_for_end(&self) -> Result<(), Failure> {
+        self.wait(Stage::Ended)
+    }
+
+    fn wait(&self, stage: Stage) -> Result<(), Failure> {
+        let Self { shared, number, deadline, .. } = self;
+        shared.progress.wait(*number, stage, deadline.later(SLACK)).map_err(|failure| {
             let late = || Failure::Stalled { operation: "a collective".into(), limit: deadline.limit() };
             failure.unwrap_or_else(|| shared.fail(late()))
-        })?;
-        if stage == Stage::Enqueued {
-            shared.hold(number, &done).map_err(|refused| shared.fail(shared.failure_of(refused)))?;
-        }
-        Ok(())
+        })
     }
 }
 

@@ -1,13 +1,17 @@
 //! The communicators of a group, one for each GPU that this rank has used in it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Nccl;
-use crate::Result;
+use crate::{Result, transport::DeviceTransport};
 
 /// The communicators that a group has made so far.
 #[derive(Debug, Default)]
-pub(crate) struct Slots(Mutex<Made>);
+pub(crate) struct Slots {
+    made: Mutex<Made>,
+    /// What should carry tensors on GPUs, once it has been asked.
+    wish: OnceLock<DeviceTransport>,
+}
 
 #[derive(Debug, Default)]
 struct Made {
@@ -17,6 +21,18 @@ struct Made {
 }
 
 impl Slots {
+    /// What should carry tensors on GPUs. It is looked up once: every layer with a collective of its own asks in every step.
+    ///
+    /// # Errors
+    ///
+    /// What `look_up` returns, in each call until it is found.
+    pub(crate) fn wish(&self, look_up: impl FnOnce() -> Result<DeviceTransport>) -> Result<DeviceTransport> {
+        match self.wish.get() {
+            Some(wish) => Ok(*wish),
+            None => look_up().map(|wish| *self.wish.get_or_init(|| wish)),
+        }
+    }
+
     /// The communicator of a GPU, made by the first call with its number. Held for its time: who comes meanwhile needs the
     /// same one.
     pub(crate) fn get_or_connect(
@@ -24,7 +40,7 @@ impl Slots {
         ordinal: usize,
         connect: impl FnOnce(u64) -> Result<Nccl>,
     ) -> Result<Arc<Nccl>> {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, nccl)) = made.by_ordinal.iter().find(|(known, _)| *known == ordinal) {
             return Ok(nccl.clone());
         }
@@ -36,13 +52,28 @@ impl Slots {
 
     /// The communicators that there are.
     pub(crate) fn all(&self) -> Vec<Arc<Nccl>> {
-        let made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         made.by_ordinal.iter().map(|(_, nccl)| nccl.clone()).collect()
     }
 
     /// Leaves all communicators, once their operations have ended or their deadlines have passed.
     pub(crate) fn close(&self) {
-        let made = std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).by_ordinal);
+        let made = std::mem::take(&mut self.made.lock().unwrap_or_else(PoisonError::into_inner).by_ordinal);
         made.iter().for_each(|(_, nccl)| nccl.close());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    #[test]
+    fn what_should_carry_tensors_is_looked_up_until_it_is_found_and_not_again() {
+        let slots = Slots::default();
+        let error = Error::TensorRead { cause: "unreadable".into() };
+        assert!(slots.wish(|| Err(error)).is_err());
+        assert_eq!(slots.wish(|| Ok(DeviceTransport::Nccl)).unwrap(), DeviceTransport::Nccl);
+        assert_eq!(slots.wish(|| panic!("it is known")).unwrap(), DeviceTransport::Nccl);
     }
 }

@@ -134,3 +134,27 @@ fn a_flight_that_is_joined_late_is_as_good_as_one_that_is_joined_at_once() {
         });
     }
 }
+
+#[test]
+fn the_end_of_a_flight_is_waited_for_beyond_its_join() {
+    for ordering in [StreamOrdering::ContextEvents, StreamOrdering::HostFence] {
+        let plan = Plan::of(2).ordered(ordering).with(|config| {
+            (config.cuda.seed, config.nccl.seed) = (5, 5);
+            (config.cuda.max_delay_us, config.nccl.max_delay_us) = (2000, 2000);
+        });
+        plan.run(|rank| {
+            for round in 1..=20 {
+                let block = Arc::new(rank.computed(&values::of(DType::F32, rank.rank, 4)));
+                let region = block.region;
+                let operation = DeviceOperation::AllReduce { send: region, recv: region, op: ReduceOp::Sum };
+                let flight = rank.start(operation, DType::F32, block.clone()).unwrap();
+                flight.join().unwrap();
+                flight.wait_for_end().unwrap();
+                assert_eq!(rank.ends.load(std::sync::atomic::Ordering::SeqCst), round);
+                assert_eq!(Arc::strong_count(&block), 1, "its memory is still held");
+                // Not by the computation's stream: the device has ended it.
+                assert_eq!(super::read(region), sums());
+            }
+        });
+    }
+}
