@@ -90,8 +90,12 @@ impl Nccl {
         let (summary, deadline) = (Summary::of(&call), Deadline::after(self.shared.timeout));
         let DeviceCall { operation, dtype, keep, on_start, on_end } = call;
         let ending = Ending { keep, on_end };
-        let events = self.events(fence).map_err(|refused| self.shared.fail(self.shared.failure_of(refused)));
-        let begun = events.and_then(|events| Ok((events, self.shared.progress.start(summary, deadline)?)));
+        let ended = self.shared.end_of_group().map_or(Ok(()), |failure| Err(self.shared.fail(failure)));
+        let events =
+            || self.events(fence).map_err(|refused| self.shared.fail(self.shared.failure_of(refused)));
+        let begun = ended
+            .and_then(|()| events())
+            .and_then(|events| Ok((events, self.shared.progress.start(summary, deadline)?)));
         let ((ready, done), number) = match begun {
             Ok(begun) => begun,
             Err(failure) => {

@@ -41,6 +41,12 @@ impl Shared {
         }
     }
 
+    /// Why nothing more can start: the group has ended, or a rank is lost. One that has left is another matter, since what
+    /// starts now may need what it sent before.
+    pub(super) fn end_of_group(&self) -> Option<Failure> {
+        self.group.obstacle().filter(|failure| !matches!(failure, Failure::PeerLeft { .. }))
+    }
+
     /// What ends the group where something was refused: the first failure, where that is why.
     pub(super) fn failure_of(&self, refused: Refused) -> Failure {
         let aborted =
