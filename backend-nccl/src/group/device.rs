@@ -61,6 +61,15 @@ impl ProcessGroup {
     /// [`Error::Device`](crate::Error::Device) on all ranks where something is wrong on one;
     /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
     pub(crate) fn device_route(&self, ordinal: usize) -> Result<DeviceRoute> {
+        self.device_route_by(ordinal, Libraries::from_environment)
+    }
+
+    /// The same with libraries of the caller's.
+    pub(crate) fn device_route_by(
+        &self,
+        ordinal: usize,
+        libraries: impl FnOnce() -> Libraries,
+    ) -> Result<DeviceRoute> {
         let core = &self.inner.core;
         match self.device_transport()? {
             DeviceTransport::Host => return Ok(DeviceRoute::Host),
@@ -68,7 +77,7 @@ impl ProcessGroup {
             DeviceTransport::Auto | DeviceTransport::Nccl => {}
         }
         core.devices
-            .get_or_connect(ordinal, |number| self.connect_nccl(ordinal, number))
+            .get_or_connect(ordinal, |number| self.connect_nccl(ordinal, number, libraries()))
             .map(DeviceRoute::Nccl)
     }
 
@@ -88,7 +97,7 @@ impl ProcessGroup {
         option.map_or_else(read, Ok)
     }
 
-    fn connect_nccl(&self, ordinal: usize, number: u64) -> Result<Nccl> {
+    fn connect_nccl(&self, ordinal: usize, number: u64, libraries: Libraries) -> Result<Nccl> {
         let core = &self.inner.core;
         let settings = Settings {
             rank: core.rank,
@@ -97,7 +106,7 @@ impl ProcessGroup {
             ordinal,
             ordering: self.setting(core.options.stream_ordering, "BURN_NCCL_STREAM_ORDERING")?,
             timeout: core.options.timeout,
-            libraries: Libraries::from_environment(),
+            libraries,
         };
         let deadline = Deadline::after(core.options.connect_timeout);
         let nccl = Nccl::connect(core.transport.clone(), settings, deadline)?;

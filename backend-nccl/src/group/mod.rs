@@ -29,7 +29,7 @@ use self::{core::Core, order::Order, watchdog::Watchdog, worker::Worker};
 
 #[cfg(feature = "nccl")]
 pub use device::DeviceTransportReport;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", all(test, feature = "nccl")))]
 pub(crate) use device::{DeviceRoute, Planned};
 pub use device_work::DeviceWork;
 pub use options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_HOST_TIMEOUT, DEFAULT_TIMEOUT, GroupOptions};

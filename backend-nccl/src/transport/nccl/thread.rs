@@ -124,12 +124,11 @@ impl Owner {
         let flying = Flying { number, done, is_enqueued: false, is_touched: false, ending };
         // Before anything else, so that a failure finds it here whatever it comes from.
         self.flying.push_back(flying);
+        // NCCL may not let go of it until another rank comes.
+        on_start();
         // Nobody has looked while there was nothing under way.
         match trouble.map_or(Ok(()), Err).and_then(|()| self.enqueue(&operation, dtype, ready)) {
-            Ok(()) => {
-                on_start();
-                self.shared.progress.enqueued(number);
-            }
+            Ok(()) => self.shared.progress.enqueued(number),
             Err(failure) => self.end_with(failure),
         }
     }

@@ -3,6 +3,7 @@
 
 mod endings;
 mod failures;
+mod groups;
 mod operations;
 mod orderings;
 mod processes;

@@ -1,0 +1,123 @@
+//! The same seen from a group: what a rank is told when another does something else.
+
+use std::time::{Duration, Instant};
+
+use stubs::Stubs;
+
+use super::{Plan, libraries, wait};
+use crate::{
+    Error, Failure, GroupOptions, ProcessGroup, Result, StreamOrdering,
+    group::{DeviceRoute, DeviceWork, Planned},
+    transport::{
+        DType, ReduceOp,
+        nccl::{DeviceOperation, Fence, Nccl, Region},
+    },
+};
+
+/// Well above what a failure takes, and below any deadline that could be its reason.
+const SOON: Duration = Duration::from_secs(8);
+
+/// Without the host's comparison, so that a rank that does not come is missing on the GPU.
+fn options(ordering: StreamOrdering, timeout: Duration) -> GroupOptions {
+    GroupOptions::default().with_stream_ordering(ordering).with_timeout(timeout).with_check(false)
+}
+
+/// The ranks of a group, each on a thread, with the doubles for their GPUs.
+fn run<R: Send>(
+    plan: &Plan,
+    options: GroupOptions,
+    body: impl Fn(ProcessGroup, &Stubs) -> R + Sync,
+) -> Vec<R> {
+    let stubs = Stubs::install(&plan.config).unwrap();
+    let groups = ProcessGroup::local(plan.world_size, options).unwrap();
+    let (body, of_all) = (&body, &stubs);
+    let results = std::thread::scope(|scope| {
+        let ranks: Vec<_> =
+            groups.into_iter().map(|group| scope.spawn(move || body(group, of_all))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(stubs.faults().unwrap(), [""; 0]);
+    results
+}
+
+fn route(group: &ProcessGroup, stubs: &Stubs) -> Result<DeviceRoute> {
+    group.device_route_by(group.rank(), || libraries(stubs))
+}
+
+fn nccl(group: &ProcessGroup, stubs: &Stubs) -> std::sync::Arc<Nccl> {
+    match route(group, stubs).unwrap() {
+        DeviceRoute::Nccl(nccl) => nccl,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Starts a reduction of some bytes that nobody reads.
+fn reduce(group: &ProcessGroup, nccl: &Nccl, fence: impl FnOnce() -> Fence) -> Result<DeviceWork> {
+    let gpu = nccl.shared.gpu.clone();
+    let _entered = gpu.enter().unwrap();
+    let memory = super::Memory::new(&gpu, 64, "a test").unwrap();
+    let region = Region { address: memory.address, len_bytes: 64 };
+    let operation = DeviceOperation::AllReduce { send: region, recv: region, op: ReduceOp::Sum };
+    group.start_on_device(nccl, Planned { operation, dtype: DType::U8, keep: Box::new(memory) }, fence)
+}
+
+fn at_once() -> Fence {
+    Box::new(|| Ok(()))
+}
+
+fn cause(error: Error) -> Failure {
+    match error {
+        Error::Collective { failure, .. } => *failure,
+        Error::SetUp { failure, .. } => failure,
+        other => panic!("{other}"),
+    }
+}
+
+/// The failure of a group, once it has one.
+fn end_of(group: &ProcessGroup) -> Failure {
+    wait(|| group.transport().obstacle().is_some());
+    group.transport().obstacle().unwrap()
+}
+
+fn is_missing(failure: &Failure, rank: usize) -> bool {
+    matches!(failure, Failure::Deadline { missing, .. } if *missing == [rank])
+}
+
+#[test]
+fn of_several_operations_in_flight_the_first_tells_which_rank_is_missing() {
+    let options = options(StreamOrdering::ContextEvents, Duration::from_secs(1));
+    // How many operations the missing rank takes part in.
+    for come in [0, 1] {
+        let failures = run(&Plan::of(3), options.clone(), |group, stubs| {
+            let (nccl, start) = (nccl(&group, stubs), Instant::now());
+            let count = if group.rank() == 1 { come } else { come + 2 };
+            for _ in 0..count {
+                reduce(&group, &nccl, at_once).unwrap().wait().unwrap();
+            }
+            let failure = end_of(&group);
+            assert!(start.elapsed() < SOON, "{failure} after {:?}", start.elapsed());
+            failure
+        });
+        assert!(failures.iter().all(|failure| is_missing(failure, 1)), "{failures:?}");
+    }
+}
+
+#[test]
+fn a_rank_is_missing_in_an_operation_that_the_gpu_does_not_have_yet() {
+    let options = options(StreamOrdering::HostFence, Duration::from_secs(1));
+    let failures = run(&Plan::of(2), options, |group, stubs| {
+        let nccl = nccl(&group, stubs);
+        let (over, end) = std::sync::mpsc::channel::<()>();
+        if group.rank() == 0 {
+            let fence = move || -> Fence { Box::new(move || end.recv().map_err(|_| "over".into())) };
+            let first = reduce(&group, &nccl, fence).unwrap();
+            let second = reduce(&group, &nccl, at_once).unwrap();
+            let failures = [first, second].map(|work| cause(work.wait().unwrap_err()));
+            assert_eq!(failures[0], failures[1]);
+        }
+        let failure = end_of(&group);
+        drop(over);
+        failure
+    });
+    assert!(failures.iter().all(|failure| is_missing(failure, 1)), "{failures:?}");
+}
