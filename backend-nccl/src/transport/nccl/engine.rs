@@ -12,7 +12,7 @@ use super::{
     event::Event,
     leave,
     operation::{DeviceCall, Fence},
-    progress::{Stage, Summary},
+    progress::Stage,
     refused::Refused,
     setup::{self, Running},
     shared::Shared,
@@ -87,15 +87,15 @@ impl Nccl {
     pub(crate) fn start(&self, call: DeviceCall, fence: impl FnOnce() -> Fence) -> Result<Flight, Failure> {
         // Held until the operation is in the queue, so that the order of the numbers is that of the queue.
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let (summary, deadline) = (Summary::of(&call), Deadline::after(self.shared.timeout));
-        let DeviceCall { operation, dtype, keep, on_start, on_end } = call;
-        let ending = Ending { keep, on_end };
+        let deadline = Deadline::after(self.shared.timeout);
         let ended = self.shared.end_of_group().map_or(Ok(()), |failure| Err(self.shared.fail(failure)));
         let events =
             || self.events(fence).map_err(|refused| self.shared.fail(self.shared.failure_of(refused)));
         let begun = ended
             .and_then(|()| events())
-            .and_then(|events| Ok((events, self.shared.progress.start(summary, deadline)?)));
+            .and_then(|events| Ok((events, self.shared.progress.start(&call, deadline)?)));
+        let DeviceCall { operation, dtype, keep, on_start, on_end } = call;
+        let ending = Ending { keep, on_end };
         let ((ready, done), number) = match begun {
             Ok(begun) => begun,
             Err(failure) => {

@@ -30,6 +30,7 @@ mod setup;
 mod shared;
 mod slots;
 mod stream;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod thread;

@@ -34,6 +34,11 @@ impl Slots {
         Ok(nccl)
     }
 
+    /// Whether any communicator has been begun.
+    pub(crate) fn is_used(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).begun > 0
+    }
+
     /// The communicators that there are.
     pub(crate) fn all(&self) -> Vec<Arc<Nccl>> {
         let made = self.0.lock().unwrap_or_else(PoisonError::into_inner);

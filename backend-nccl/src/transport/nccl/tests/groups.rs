@@ -121,3 +121,66 @@ fn a_rank_is_missing_in_an_operation_that_the_gpu_does_not_have_yet() {
     });
     assert!(failures.iter().all(|failure| is_missing(failure, 1)), "{failures:?}");
 }
+
+#[test]
+fn a_rank_that_drops_its_group_while_another_waits_for_it_has_left() {
+    for ordering in [StreamOrdering::HostFence, StreamOrdering::ContextEvents] {
+        let failures = run(&Plan::of(2), options(ordering, super::LIMIT), |group, stubs| {
+            let nccl = nccl(&group, stubs);
+            reduce(&group, &nccl, at_once).unwrap().wait().unwrap();
+            let start = Instant::now();
+            if group.rank() == 1 {
+                drop((group, nccl));
+                assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+                return None;
+            }
+            let work = reduce(&group, &nccl, at_once).unwrap();
+            let failure = match ordering {
+                StreamOrdering::HostFence => cause(work.wait().unwrap_err()),
+                _ => work.wait().map(|()| end_of(&group)).unwrap(),
+            };
+            let waited = start.elapsed();
+            assert!((Duration::from_millis(500)..Duration::from_secs(5)).contains(&waited), "{waited:?}");
+            Some(failure)
+        });
+        assert_eq!(failures[0], Some(Failure::PeerLeft { rank: 1 }));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_early_and_has_done_its_part_is_waited_for() {
+    let options = options(StreamOrdering::HostFence, super::LIMIT);
+    run(&Plan::of(2), options, |group, stubs| {
+        let nccl = nccl(&group, stubs);
+        reduce(&group, &nccl, at_once).unwrap().wait().unwrap();
+        if group.rank() == 0 {
+            // Longer than the grace for a rank that has left.
+            std::thread::sleep(Duration::from_secs(2));
+            group.check_health().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_panics_between_collectives_ends_the_wait_of_the_others_at_once() {
+    let options = options(StreamOrdering::HostFence, super::LIMIT);
+    let failures = run(&Plan::of(2), options, |group, stubs| {
+        let nccl = nccl(&group, stubs);
+        reduce(&group, &nccl, at_once).unwrap().wait().unwrap();
+        let start = Instant::now();
+        if group.rank() == 1 {
+            let rank = std::panic::AssertUnwindSafe((group, nccl));
+            let panicked = std::panic::catch_unwind(move || {
+                let _rank = rank;
+                panic!("on purpose");
+            });
+            assert!(panicked.is_err());
+            return None;
+        }
+        let failure = cause(reduce(&group, &nccl, at_once).unwrap().wait().unwrap_err());
+        assert!(start.elapsed() < Duration::from_millis(900), "{failure} after {:?}", start.elapsed());
+        Some(failure)
+    });
+    let reason = "it panicked, read its log for the message".into();
+    assert_eq!(failures[0], Some(Failure::Aborted { rank: 1, reason }));
+}
