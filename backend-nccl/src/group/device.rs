@@ -71,7 +71,11 @@ impl ProcessGroup {
         libraries: impl FnOnce() -> Libraries,
     ) -> Result<DeviceRoute> {
         let core = &self.inner.core;
-        match self.device_transport()? {
+        let wish = self.device_transport()?;
+        if core.world_size > 1 {
+            core.devices.agree(|| core.compare_wishes(wish))?;
+        }
+        match wish {
             DeviceTransport::Host => return Ok(DeviceRoute::Host),
             DeviceTransport::Auto if core.world_size == 1 => return Ok(DeviceRoute::Alone),
             DeviceTransport::Auto | DeviceTransport::Nccl => {}
@@ -113,6 +117,12 @@ impl ProcessGroup {
         let (version, ordering) = (nccl.version(), nccl.ordering());
         log::info!("rank {} uses NCCL {version} on GPU {ordinal}, ordered by {ordering}", core.rank);
         Ok(nccl)
+    }
+
+    /// Whether a communicator has been begun, for tests.
+    #[cfg(test)]
+    pub(crate) fn has_begun_devices(&self) -> bool {
+        self.inner.core.devices.is_used()
     }
 
     /// What carries the group's CUDA tensors, once a first collective on one has been called.

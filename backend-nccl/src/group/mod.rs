@@ -17,6 +17,9 @@ mod recorder;
 mod reserved;
 mod split;
 mod watchdog;
+#[cfg(feature = "nccl")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "as for `device`"))]
+mod wishes;
 mod work;
 mod worker;
 

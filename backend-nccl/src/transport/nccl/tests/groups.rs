@@ -6,10 +6,11 @@ use stubs::Stubs;
 
 use super::{Plan, libraries, wait};
 use crate::{
-    Error, Failure, GroupOptions, ProcessGroup, Result, StreamOrdering,
+    DeviceError, Error, Failure, GroupOptions, ProcessGroup, Result,
     group::{DeviceRoute, DeviceWork, Planned},
+    rendezvous::{Environment, Secret},
     transport::{
-        DType, ReduceOp,
+        DType, DeviceTransport, ReduceOp, StreamOrdering,
         nccl::{DeviceOperation, Fence, Nccl, Region},
     },
 };
@@ -28,8 +29,15 @@ fn run<R: Send>(
     options: GroupOptions,
     body: impl Fn(ProcessGroup, &Stubs) -> R + Sync,
 ) -> Vec<R> {
+    run_on(ProcessGroup::local(plan.world_size, options).unwrap(), plan, body)
+}
+
+fn run_on<R: Send>(
+    groups: Vec<ProcessGroup>,
+    plan: &Plan,
+    body: impl Fn(ProcessGroup, &Stubs) -> R + Sync,
+) -> Vec<R> {
     let stubs = Stubs::install(&plan.config).unwrap();
-    let groups = ProcessGroup::local(plan.world_size, options).unwrap();
     let (body, of_all) = (&body, &stubs);
     let results = std::thread::scope(|scope| {
         let ranks: Vec<_> =
@@ -183,4 +191,47 @@ fn a_rank_that_panics_between_collectives_ends_the_wait_of_the_others_at_once() 
     });
     let reason = "it panicked, read its log for the message".into();
     assert_eq!(failures[0], Some(Failure::Aborted { rank: 1, reason }));
+}
+
+#[test]
+fn ranks_that_are_told_to_go_different_ways_are_told_so_on_all() {
+    let secret = Secret::from_hex("00112233445566778899aabbccddeeff").unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let wishes = [DeviceTransport::Auto, DeviceTransport::Nccl, DeviceTransport::Host];
+    let groups: Vec<_> = std::thread::scope(|scope| {
+        let ranks = wishes.iter().enumerate().map(|(rank, wish)| {
+            let options = options(StreamOrdering::Auto, super::LIMIT).with_device_transport(*wish);
+            let environment = Environment::in_this_process(rank, 3, port, secret);
+            scope.spawn(move || ProcessGroup::connect(&environment, options).unwrap())
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let errors = run_on(groups, &Plan::of(3), |group, stubs| {
+        let errors = [route(&group, stubs).unwrap_err(), route(&group, stubs).unwrap_err()];
+        // It has not cost the group.
+        group.barrier().unwrap();
+        errors
+    });
+    for error in errors.iter().flatten() {
+        let Error::Device { rank: 2, error, .. } = error else { panic!("{error}") };
+        let DeviceError::DevicesDiffer { rank: 0, other: 2, found } = &**error else { panic!("{error}") };
+        assert!(found.contains("BURN_NCCL_DEVICE_TRANSPORT=host"), "{found}");
+    }
+}
+
+#[test]
+fn what_carries_the_tensors_can_be_asked_while_a_communicator_is_made() {
+    let plan = Plan::of(2).with(|config| config.nccl.init_hangs.extend([0, 1]));
+    let options = options(StreamOrdering::Auto, super::LIMIT).with_connect_timeout(Duration::from_secs(2));
+    run(&plan, options, |group, stubs| {
+        std::thread::scope(|scope| {
+            let making = scope.spawn(|| route(&group, stubs));
+            wait(|| group.has_begun_devices());
+            let start = Instant::now();
+            assert_eq!(group.device_transport_report(), None);
+            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+            assert!(making.join().unwrap().is_err());
+        });
+    });
 }
