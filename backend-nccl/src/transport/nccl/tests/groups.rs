@@ -62,8 +62,8 @@ fn nccl(group: &ProcessGroup, stubs: &Stubs) -> std::sync::Arc<Nccl> {
 /// Starts a reduction of some bytes that nobody reads.
 fn reduce(group: &ProcessGroup, nccl: &Nccl, fence: impl FnOnce() -> Fence) -> Result<DeviceWork> {
     let gpu = nccl.shared.gpu.clone();
-    let _entered = gpu.enter().unwrap();
-    let memory = super::Memory::new(&gpu, 64, "a test").unwrap();
+    // This thread has no context of its own, as that of a program that computes on another.
+    let memory = gpu.enter().and_then(|_entered| super::Memory::new(&gpu, 64, "a test")).unwrap();
     let region = Region { address: memory.address, len_bytes: 64 };
     let operation = DeviceOperation::AllReduce { send: region, recv: region, op: ReduceOp::Sum };
     group.start_on_device(nccl, Planned { operation, dtype: DType::U8, keep: Box::new(memory) }, fence)
