@@ -19,7 +19,7 @@ use crate::{
     site::CallSite,
     transport::{
         Call, Collective, DType, DeviceTransport, OpKind, Patience, ReduceOp, Signature, StreamOrdering,
-        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings},
+        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings, Variables},
         planned,
     },
 };
@@ -111,6 +111,7 @@ impl ProcessGroup {
             ordering: self.setting(core.options.stream_ordering, "BURN_NCCL_STREAM_ORDERING")?,
             timeout: core.options.timeout,
             libraries,
+            variables: Variables::from_environment(),
         };
         let deadline = Deadline::after(core.options.connect_timeout);
         let nccl = Nccl::connect(core.transport.clone(), settings, deadline)?;

@@ -17,6 +17,7 @@ use super::{
     setup::{self, Running},
     shared::Shared,
     thread::{Ending, Order, Ready, SETTLE_LIMIT},
+    variables::Variables,
 };
 use crate::{
     Result,
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     /// Which files are loaded.
     pub(crate) libraries: Libraries,
+    /// What the environment tells NCCL.
+    pub(crate) variables: Variables,
 }
 
 /// A communicator of a group on one GPU, with the thread that owns it.

@@ -22,7 +22,7 @@ use std::{
 use stubs::{Config, Stubs};
 
 use super::{
-    Libraries, Nccl, Settings,
+    Libraries, Nccl, Settings, Variables,
     driver::Driver,
     engine::Flight,
     event::Events,
@@ -86,6 +86,7 @@ impl Plan {
             ordering: self.ordering,
             timeout: self.timeout,
             libraries: libraries(stubs),
+            variables: Variables::default(),
         }
     }
 
