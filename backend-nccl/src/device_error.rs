@@ -164,6 +164,18 @@ pub enum DeviceError {
         /// What is missing.
         reason: String,
     },
+    /// A variable of the environment that changes NCCL so that it cannot be worked with.
+    #[error("{name}={value} {reason}; {remedy}")]
+    Variable {
+        /// The variable.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What it does.
+        reason: String,
+        /// What to do.
+        remedy: String,
+    },
     /// Ranks whose tensors are on different kinds of devices.
     #[error(
         "rank {rank} takes part with a GPU and rank {other} {found}; give all ranks the same kind of device and the same \

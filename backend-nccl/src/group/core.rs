@@ -115,6 +115,10 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        // The others may wait for this rank on their GPUs, and would do so until they see it leave.
+        if std::thread::panicking() && self.devices.is_used() {
+            self.abort("it panicked, read its log for the message");
+        }
         // Before the goodbye, which says that this rank has done its part of everything.
         self.devices.close();
         self.transport.close();

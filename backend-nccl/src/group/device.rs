@@ -19,7 +19,7 @@ use crate::{
     site::CallSite,
     transport::{
         Call, Collective, DType, DeviceTransport, OpKind, Patience, ReduceOp, Signature, StreamOrdering,
-        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings},
+        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings, Variables},
         planned,
     },
 };
@@ -61,14 +61,27 @@ impl ProcessGroup {
     /// [`Error::Device`](crate::Error::Device) on all ranks where something is wrong on one;
     /// [`Error::EnvironmentInvalid`](crate::Error::EnvironmentInvalid).
     pub(crate) fn device_route(&self, ordinal: usize) -> Result<DeviceRoute> {
+        self.device_route_by(ordinal, Libraries::from_environment)
+    }
+
+    /// The same with libraries of the caller's.
+    pub(crate) fn device_route_by(
+        &self,
+        ordinal: usize,
+        libraries: impl FnOnce() -> Libraries,
+    ) -> Result<DeviceRoute> {
         let core = &self.inner.core;
-        match self.device_transport()? {
+        let wish = self.device_transport()?;
+        if core.world_size > 1 {
+            core.devices.agree(|| core.compare_wishes(wish))?;
+        }
+        match wish {
             DeviceTransport::Host => return Ok(DeviceRoute::Host),
             DeviceTransport::Auto if core.world_size == 1 => return Ok(DeviceRoute::Alone),
             DeviceTransport::Auto | DeviceTransport::Nccl => {}
         }
         core.devices
-            .get_or_connect(ordinal, |number| self.connect_nccl(ordinal, number))
+            .get_or_connect(ordinal, |number| self.connect_nccl(ordinal, number, libraries()))
             .map(DeviceRoute::Nccl)
     }
 
@@ -89,7 +102,7 @@ impl ProcessGroup {
         option.map_or_else(read, Ok)
     }
 
-    fn connect_nccl(&self, ordinal: usize, number: u64) -> Result<Nccl> {
+    fn connect_nccl(&self, ordinal: usize, number: u64, libraries: Libraries) -> Result<Nccl> {
         let core = &self.inner.core;
         let settings = Settings {
             rank: core.rank,
@@ -98,13 +111,20 @@ impl ProcessGroup {
             ordinal,
             ordering: self.setting(core.options.stream_ordering, "BURN_NCCL_STREAM_ORDERING")?,
             timeout: core.options.timeout,
-            libraries: Libraries::from_environment(),
+            libraries,
+            variables: Variables::from_environment(),
         };
         let deadline = Deadline::after(core.options.connect_timeout);
         let nccl = Nccl::connect(core.transport.clone(), settings, deadline)?;
         let (version, ordering) = (nccl.version(), nccl.ordering());
         log::info!("rank {} uses NCCL {version} on GPU {ordinal}, ordered by {ordering}", core.rank);
         Ok(nccl)
+    }
+
+    /// Whether a communicator has been begun, for tests.
+    #[cfg(test)]
+    pub(crate) fn has_begun_devices(&self) -> bool {
+        self.inner.core.devices.is_used()
     }
 
     /// What carries the group's CUDA tensors, once a first collective on one has been called.

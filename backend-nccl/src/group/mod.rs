@@ -19,6 +19,9 @@ mod recorder;
 mod reserved;
 mod split;
 mod watchdog;
+#[cfg(feature = "nccl")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "as for `device`"))]
+mod wishes;
 mod work;
 mod worker;
 
@@ -31,7 +34,7 @@ use self::{core::Core, order::Order, watchdog::Watchdog, worker::Worker};
 
 #[cfg(feature = "nccl")]
 pub use device::DeviceTransportReport;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", all(test, feature = "nccl")))]
 pub(crate) use device::{DeviceRoute, Planned};
 pub use device_work::DeviceWork;
 #[cfg(any(test, feature = "nccl"))]

@@ -112,8 +112,11 @@ pub struct Answer {
     pub finished: Option<Operation>,
     /// How long ago that was, in seconds.
     pub finished_seconds_ago: Option<f64>,
-    /// The operation that it is in.
+    /// The operation that it is in, the oldest of several.
     pub pending: Option<Operation>,
+    /// The newest, where it is in several, as on a GPU.
+    #[serde(default)]
+    pub newest: Option<Operation>,
     /// How many operations wait behind it.
     pub queued: u64,
 }
@@ -165,6 +168,9 @@ impl fmt::Display for Answer {
             Some(pending) => {
                 let seconds = pending.run_seconds.unwrap_or_default();
                 write!(f, "in {pending} for {seconds:.1} s")?;
+                if let Some(newest) = &self.newest {
+                    write!(f, " and others up to {newest}")?;
+                }
             }
             None => f.write_str("no collective pending")?,
         }
@@ -215,6 +221,7 @@ mod tests {
             finished: Some(operation(41, None)),
             finished_seconds_ago: Some(12.04),
             pending: None,
+            newest: None,
             queued: 0,
         };
         assert_eq!(
@@ -229,6 +236,12 @@ mod tests {
                 "in all_reduce #42 (sum of 400 bytes of f32) called at src/train.rs:41:20 for bucket 3 of 7 for 1.0 s, 4 queued; last"
             ),
             "{answer}"
+        );
+        answer.newest = Some(operation(44, None));
+        let text = answer.to_string();
+        assert!(
+            text.contains("1.0 s and others up to all_reduce #44") && text.contains(", 4 queued"),
+            "{text}"
         );
     }
 

@@ -65,8 +65,10 @@ pub(crate) struct Messages {
 pub(crate) struct Position {
     /// The last operation that ended well.
     pub(crate) finished: Option<Operation>,
-    /// The operation that runs.
+    /// The operation that runs, the oldest of several.
     pub(crate) pending: Option<Operation>,
+    /// The newest of several that run, as on a GPU.
+    pub(crate) newest: Option<Operation>,
     /// How many wait for their turn.
     pub(crate) queued: u64,
 }
@@ -119,7 +121,7 @@ impl Recorder {
             entry.failed = failed;
         }
         if ring.running == Some(turn) {
-            ring.running = ring.oldest_running();
+            ring.running = ring.running_turns().min();
         }
     }
 
@@ -159,13 +161,16 @@ impl Recorder {
         let mut ring = self.lock();
         let at = |ring: &mut Ring, turn: Option<u64>| turn.and_then(|n| ring.entry(n).copied());
         let (running, finished) = (ring.running, ring.finished);
-        let (pending, finished) = (at(&mut ring, running), at(&mut ring, finished));
+        let last = ring.running_turns().max().filter(|last| running.is_some_and(|oldest| oldest < *last));
+        let (pending, finished, newest) =
+            (at(&mut ring, running), at(&mut ring, finished), at(&mut ring, last));
         let waits = |entry: &&Entry| entry.started.is_none() && entry.ended.is_none();
         let queued = ring.entries.iter().flatten().filter(waits).count();
         drop(ring);
         Position {
             finished: finished.map(|entry| self.operation(&entry)),
             pending: pending.map(|entry| self.operation(&entry)),
+            newest: newest.map(|entry| self.operation(&entry)),
             queued: queued as u64,
         }
     }
@@ -215,11 +220,11 @@ impl Ring {
         newest_first.flatten().find(|entry| entry.turn == turn)
     }
 
-    /// The turn of the oldest operation that has started and not ended, among the newest ones.
-    fn oldest_running(&self) -> Option<u64> {
+    /// The turns of the operations that have started and not ended, among the newest ones.
+    fn running_turns(&self) -> impl Iterator<Item = u64> {
         let newest = (1..=MOST_IN_FLIGHT.min(self.total)).map(|back| (self.total - back) % CAPACITY as u64);
         let entries = newest.filter_map(|at| self.entries[at as usize]);
-        entries.filter(|entry| entry.started.is_some() && entry.ended.is_none()).map(|entry| entry.turn).min()
+        entries.filter(|entry| entry.started.is_some() && entry.ended.is_none()).map(|entry| entry.turn)
     }
 }
 

@@ -104,10 +104,10 @@ impl Watchdog {
     }
 
     fn answer(&self) -> Answer {
-        let Position { finished, pending, queued } = self.recorder.position();
+        let Position { finished, pending, newest, queued } = self.recorder.position();
         let now = self.recorder.seconds(Instant::now());
         let ended_at = finished.as_ref().and_then(|operation| operation.ended_at);
-        Answer { finished_seconds_ago: ended_at.map(|at| now - at), finished, pending, queued }
+        Answer { finished_seconds_ago: ended_at.map(|at| now - at), finished, pending, newest, queued }
     }
 
     /// Asks every rank how it stands.
@@ -124,10 +124,9 @@ impl Watchdog {
         (0..self.world_size).map(status).collect()
     }
 
-    /// A missed deadline: who is missing is known best from what the ranks say.
-    fn examine_deadline(&self, deadline: Missed, control: &Control) -> Missed {
+    /// A missed deadline of an operation that is under way: who is missing is known best from what the ranks say.
+    fn examine_deadline(&self, deadline: Missed, pending: Option<Operation>, control: &Control) -> Missed {
         let ranks = self.ask_all(control);
-        let pending = self.recorder.position().pending;
         let sequence = pending.as_ref().map(|it| it.signature).filter(|it| it.kind != OpKind::Message);
         let deadline = deadline.told(&ranks, sequence.map(|signature| signature.sequence));
         if reports(&ranks, self.rank, sequence, deadline.limit) {
@@ -170,6 +169,12 @@ impl Watchdog {
         self.write(&failure.to_string(), failure);
     }
 
+    /// The operation that the host is in: nothing that is called later starts before its end.
+    fn host_operation(&self) -> Option<Operation> {
+        let Position { pending, newest, .. } = self.recorder.position();
+        newest.or(pending)
+    }
+
     fn is_in(&self, operation: &Operation) -> bool {
         self.recorder.position().pending.is_some_and(|pending| pending.enqueued_at == operation.enqueued_at)
     }
@@ -185,14 +190,16 @@ impl Witness for Watchdog {
     fn examine(&self, failure: Failure, control: &Control) -> Failure {
         match failure {
             Failure::Deadline { missing, last, limit } => {
+                let missed = Missed { missing, last, limit };
                 let Missed { missing, last, limit } =
-                    self.examine_deadline(Missed { missing, last, limit }, control);
+                    self.examine_deadline(missed, self.host_operation(), control);
                 Failure::Deadline { missing, last, limit }
             }
-            // NCCL does not know who is missing, if anyone is.
+            // NCCL does not know who is missing, if anyone is. Of what runs the oldest is the first to be late.
             Failure::Stalled { operation, limit } => {
                 let missed = Missed { missing: Vec::new(), last: Vec::new(), limit };
-                let Missed { missing, last, limit } = self.examine_deadline(missed, control);
+                let oldest = self.recorder.position().pending;
+                let Missed { missing, last, limit } = self.examine_deadline(missed, oldest, control);
                 match missing.is_empty() {
                     true => Failure::Stalled { operation, limit },
                     false => Failure::Deadline { missing, last, limit },
@@ -201,7 +208,7 @@ impl Witness for Watchdog {
             Failure::Mismatch { rank, call, peer, peer_call, .. } => {
                 let about = control.ask(&[peer], Some(peer_call), ANSWER_LIMIT).pop().flatten();
                 let about = about.and_then(|account| read(&account)?.about);
-                let own = self.recorder.position().pending;
+                let own = self.host_operation();
                 let site = |operation: Option<Operation>| operation.map(|operation| operation.site());
                 let sites = Some(Box::new(CallSites { call: site(own), peer_call: site(about) }));
                 Failure::Mismatch { rank, call, peer, peer_call, sites }
@@ -269,9 +276,11 @@ impl Missed {
     }
 }
 
-/// The last operation that a rank has come to.
+/// The last operation that a rank has come to. One that ended may be newer than all that run: what is on a GPU does not
+/// hold up the host.
 fn newest(answer: &Answer) -> Option<Signature> {
-    answer.pending.as_ref().or(answer.finished.as_ref()).map(|operation| operation.signature)
+    let all = [&answer.finished, &answer.pending, &answer.newest].into_iter().flatten();
+    all.map(|operation| operation.signature).max_by_key(|signature| signature.sequence)
 }
 
 fn has_come(answer: &Answer, sequence: u64) -> bool {
@@ -282,10 +291,11 @@ fn has_come(answer: &Answer, sequence: u64) -> bool {
 /// passed too, so that a missed deadline is told once and not by every rank.
 fn reports(ranks: &[RankStatus], rank: usize, pending: Option<Signature>, limit: Duration) -> bool {
     let reports_itself = |status: &RankStatus| {
-        let other = status.answer.as_ref().and_then(|answer| answer.pending.as_ref());
-        other.is_some_and(|other| {
+        let in_it = |other: &Operation| {
             Some(other.signature) == pending && other.run_seconds >= Some(limit.as_secs_f64())
-        })
+        };
+        let answer = status.answer.as_ref();
+        answer.is_some_and(|answer| [&answer.pending, &answer.newest].into_iter().flatten().any(in_it))
     };
     pending.is_none() || !ranks.iter().filter(|status| status.rank < rank).any(reports_itself)
 }
@@ -323,6 +333,7 @@ mod tests {
             finished: Some(operation(finished)),
             finished_seconds_ago: Some(1.0),
             pending: pending.map(operation),
+            newest: None,
             queued: 0,
         };
         RankStatus { rank, answer: Some(answer) }
@@ -352,6 +363,17 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_has_come_as_far_as_the_newest_of_what_it_runs_and_has_ended() {
+        let mut on_gpu = status(0, 4, Some(5));
+        on_gpu.answer.as_mut().unwrap().newest = Some(operation(7));
+        // Its GPU is still busy with an older one.
+        let past = status(1, 7, Some(5));
+        let ranks = [on_gpu, past, status(2, 4, Some(5)), status(3, 7, None)];
+        assert_eq!(missed(vec![], vec![]).told(&ranks, Some(7)).missing, [2]);
+        assert_eq!(missed(vec![], vec![]).told(&ranks, Some(5)).missing, [0; 0]);
+    }
+
+    #[test]
     fn where_all_have_come_or_a_message_is_late_the_transports_word_stands() {
         let ranks = [status(0, 4, Some(5)), status(1, 4, Some(5))];
         let told = missed(vec![1], vec![None]).told(&ranks, Some(5));
@@ -372,6 +394,34 @@ mod tests {
             reports(&ranks, 2, None, limit),
             "a message has two ranks, and each may be the only one to know"
         );
+    }
+
+    #[test]
+    fn what_runs_on_a_gpu_and_what_runs_on_the_host_do_not_hide_each_other() {
+        let watchdog = Watchdog::new("world".into(), 0, 2, "tcp");
+        let (recorder, now) = (&watchdog.recorder, Instant::now());
+        let start = |turn| {
+            let site = crate::site::CallSite::here();
+            recorder.enqueue(turn, operation(turn).signature, Default::default(), site, now);
+            recorder.start(turn, now);
+        };
+        let stand = || {
+            let Answer { finished, pending, newest, .. } = watchdog.answer();
+            [finished, pending, newest].map(|operation| operation.map(|it| it.signature.sequence))
+        };
+        start(1);
+        start(2);
+        start(3);
+        assert_eq!(stand(), [None, Some(1), Some(3)]);
+        recorder.end(3, now, false);
+        assert_eq!(stand(), [Some(3), Some(1), Some(2)], "the host's has ended");
+        start(4);
+        recorder.end(1, now, false);
+        assert_eq!(stand(), [Some(3), Some(2), Some(4)], "one of the GPU's has ended");
+        recorder.end(4, now, true);
+        assert_eq!(stand(), [Some(3), Some(2), None]);
+        recorder.end(2, now, false);
+        assert_eq!(stand(), [Some(3), None, None]);
     }
 
     #[test]

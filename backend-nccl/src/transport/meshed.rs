@@ -122,6 +122,10 @@ impl Transport for Meshed {
         self.control.gather(label, value, deadline)
     }
 
+    fn posted(&self, label: &str) -> Vec<Option<Vec<u8>>> {
+        self.control.posted(label)
+    }
+
     fn allocate(&self, len_bytes: usize) -> Buffer {
         self.engine.allocate(len_bytes).unwrap_or_else(|| Buffer::on_heap(len_bytes))
     }

@@ -246,6 +246,12 @@ pub(crate) trait Transport: Send + Sync + fmt::Debug {
     /// A rank that has failed, left or died, or the deadline.
     fn gather(&self, label: &str, value: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Failure>;
 
+    /// What has come of a [`gather`](Transport::gather) that is under way somewhere, in rank order; nothing once it has ended
+    /// here.
+    fn posted(&self, _label: &str) -> Vec<Option<Vec<u8>>> {
+        Vec::new()
+    }
+
     /// Memory that this transport moves without a copy, zeroed; ordinary memory where it makes no difference.
     fn allocate(&self, len_bytes: usize) -> Buffer {
         Buffer::on_heap(len_bytes)

@@ -5,5 +5,9 @@
 pub(crate) struct Slots;
 
 impl Slots {
+    pub(crate) fn is_used(&self) -> bool {
+        false
+    }
+
     pub(crate) fn close(&self) {}
 }

@@ -262,6 +262,13 @@ impl Control {
     }
 }
 
+impl Control {
+    /// What has come under a label of values that are not taken yet, in rank order; empty where nothing has.
+    pub(crate) fn posted(&self, label: &str) -> Vec<Option<Vec<u8>>> {
+        self.shared.lock().posts.get(label)
+    }
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);

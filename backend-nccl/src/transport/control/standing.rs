@@ -52,6 +52,11 @@ impl Posts {
         values[rank].get_or_insert(value);
     }
 
+    /// What has come under a label, in rank order.
+    pub(super) fn get(&self, label: &str) -> Vec<Option<Vec<u8>>> {
+        self.0.get(label).cloned().unwrap_or_default()
+    }
+
     /// Takes all values under a label, or says whose are missing.
     pub(super) fn take(&mut self, world_size: usize, label: &str) -> Result<Vec<Vec<u8>>, Vec<usize>> {
         let missing: Vec<usize> = match self.0.get(label) {

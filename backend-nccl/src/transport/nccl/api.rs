@@ -14,7 +14,7 @@ use super::{
 };
 use crate::device_error::DeviceError;
 
-/// The oldest NCCL that has the layout of [`Config`].
+/// The oldest NCCL that takes a [`Config`] and can finalize.
 const OLDEST: Version = Version(21700);
 /// The newest that this was written for.
 const NEWEST: Version = Version(23099);
@@ -32,7 +32,8 @@ pub(super) const IN_PROGRESS: i32 = 7;
 #[repr(C)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
-/// `ncclConfig_t` as NCCL 2.17 has it. Newer versions read `size` and `version`, and take their defaults for the rest.
+/// `ncclConfig_t` as NCCL 2.18 has it. Versions compare `size` with their own and take what both know: 2.17's has 40 bytes,
+/// without `split_share`; newer ones take their defaults for the rest.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -46,7 +47,7 @@ pub(super) struct Config {
     split_share: c_int,
 }
 
-const _: () = assert!(size_of::<Config>() == 48, "the layout of NCCL 2.17");
+const _: () = assert!(size_of::<Config>() == 48, "the layout of NCCL 2.18");
 
 impl Config {
     /// Calls return at once, and their end is asked for.

@@ -1,12 +1,15 @@
 //! A communicator of NCCL: who may call it when, and how it ends.
 //!
-//! One thread calls it. Another may abort it, also while that one is inside NCCL: this is the one thing that NCCL allows
-//! then, and the way out of a call that does not return.
+//! One thread calls it. Another may abort it, also while that one is inside NCCL: the only call that others may make then,
+//! and the only way out of one that does not return.
 
 use std::{
     ffi::c_void,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -59,13 +62,16 @@ impl Communicator {
     pub(super) fn begin(&self, world_size: usize, id: UniqueId, rank: usize) -> Result<(), Refused> {
         const CALL: (&str, &str) = ("ncclCommInitRankConfig", "make its communicator");
         let number = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
-        let mut handle = Handle(std::ptr::null_mut());
+        // NCCL 2.17 reads the handle from its place on a thread of its own while it makes the communicator, and nothing tells
+        // for sure when that thread has ended where it fails. So the place, of one pointer, is never freed.
+        let place: &'static AtomicPtr<c_void> = Box::leak(Box::default());
         self.lock().inside = Some(Instant::now());
-        // SAFETY: the result is a local, and the configuration has the size that it states.
+        // SAFETY: the result's place lives for ever, and the configuration has the size that it states.
         let code = unsafe {
             let init = self.api.functions.comm_init_rank_config;
-            init(&mut handle.0, number(world_size), id, number(rank), &Config::NON_BLOCKING)
+            init(place.as_ptr(), number(world_size), id, number(rank), &Config::NON_BLOCKING)
         };
+        let handle = Handle(place.load(Ordering::Acquire));
         let mut state = self.lock();
         state.inside = None;
         state.handle = Some(handle).filter(|handle| !handle.0.is_null());

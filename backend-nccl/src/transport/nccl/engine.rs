@@ -12,11 +12,12 @@ use super::{
     event::Event,
     leave,
     operation::{DeviceCall, Fence},
-    progress::{Stage, Summary},
+    progress::Stage,
     refused::Refused,
     setup::{self, Running},
     shared::Shared,
     thread::{Ending, Order, Ready, SETTLE_LIMIT},
+    variables::Variables,
 };
 use crate::{
     Result,
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     /// Which files are loaded.
     pub(crate) libraries: Libraries,
+    /// What the environment tells NCCL.
+    pub(crate) variables: Variables,
 }
 
 /// A communicator of a group on one GPU, with the thread that owns it.
@@ -87,11 +90,15 @@ impl Nccl {
     pub(crate) fn start(&self, call: DeviceCall, fence: impl FnOnce() -> Fence) -> Result<Flight, Failure> {
         // Held until the operation is in the queue, so that the order of the numbers is that of the queue.
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let (summary, deadline) = (Summary::of(&call), Deadline::after(self.shared.timeout));
+        let deadline = Deadline::after(self.shared.timeout);
+        let ended = self.shared.end_of_group().map_or(Ok(()), |failure| Err(self.shared.fail(failure)));
+        let events =
+            || self.events(fence).map_err(|refused| self.shared.fail(self.shared.failure_of(refused)));
+        let begun = ended
+            .and_then(|()| events())
+            .and_then(|events| Ok((events, self.shared.progress.start(&call, deadline)?)));
         let DeviceCall { operation, dtype, keep, on_start, on_end } = call;
         let ending = Ending { keep, on_end };
-        let events = self.events(fence).map_err(|refused| self.shared.fail(self.shared.failure_of(refused)));
-        let begun = events.and_then(|events| Ok((events, self.shared.progress.start(summary, deadline)?)));
         let ((ready, done), number) = match begun {
             Ok(begun) => begun,
             Err(failure) => {

@@ -79,6 +79,7 @@ impl Event {
     /// it would spoil.
     pub(super) fn record_context(&self) -> Result<(), Refused> {
         let gpu = &self.home.gpu;
+        let _entered = gpu.enter()?;
         let Some(record) = gpu.driver.functions.ctx_record_event else {
             return Err(absent("cuCtxRecordEvent"));
         };
@@ -90,6 +91,7 @@ impl Event {
     /// All that is submitted to the context from now on waits for what the event has recorded. From any thread.
     pub(super) fn hold_context(&self) -> Result<(), Refused> {
         let gpu = &self.home.gpu;
+        let _entered = gpu.enter()?;
         let Some(wait) = gpu.driver.functions.ctx_wait_event else { return Err(absent("cuCtxWaitEvent")) };
         // SAFETY: both handles live, and the driver keeps what it needs of the event.
         let code = unsafe { wait(gpu.context().0, self.handle.0) };
@@ -112,10 +114,12 @@ impl Drop for Event {
 impl Drop for Events {
     fn drop(&mut self) {
         let driver = &self.gpu.driver;
+        let entered = self.gpu.enter();
         for handle in self.free.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // SAFETY: each is destroyed once. An event that is in use holds its home, so that all are back here.
             let code = unsafe { (driver.functions.event_destroy)(handle.0) };
             log_refusal(driver.check(code, "cuEventDestroy", "destroy an event"));
         }
+        log_refusal(entered.map(drop));
     }
 }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     device_error::DeviceError,
-    rendezvous::{host_name, requested},
+    rendezvous::host_name,
     transport::{StreamOrdering, host},
 };
 
@@ -21,13 +21,14 @@ pub(super) struct Found {
 
 /// Loads the libraries, takes hold of the GPU and tests how its streams can be ordered.
 pub(super) fn find(settings: &Settings, deadline: Deadline) -> Result<Found, DeviceError> {
+    settings.variables.check()?;
     let driver = Driver::load(&settings.libraries)?;
     let gpu = Gpu::retain(driver, settings.ordinal)?;
     let api = Api::load(&settings.libraries)?;
     if let Some(needed) = api.built_for().filter(|needed| is_too_new(*needed, gpu.driver.version)) {
         return Err(too_old(&api, &gpu, needed.to_string()));
     }
-    let ordering = ordering::resolve(settings.ordering, &gpu, deadline)?;
+    let ordering = ordering::resolve(settings, &gpu, deadline)?;
     Ok(Found { api, gpu, ordering })
 }
 
@@ -60,28 +61,16 @@ fn is_too_new(needed: Cuda, driver: i32) -> bool {
 }
 
 /// What the others are told of it.
-pub(super) fn identify(found: &Found, ordinal: usize) -> Identity {
+pub(super) fn identify(found: &Found, settings: &Settings) -> Identity {
     Identity {
         nccl: found.api.version.0,
         driver: found.gpu.driver.version,
         host: host_name(),
         machine: host::fingerprint(),
-        ordinal,
+        ordinal: settings.ordinal,
         pci_bus_id: found.gpu.pci_bus_id.clone(),
-        may_share: requested::<Switch>("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|switch| switch.0),
+        may_share: settings.variables.may_share,
         context_events: found.ordering == StreamOrdering::ContextEvents,
-    }
-}
-
-/// A variable of NCCL that is 1 or not.
-#[derive(Default)]
-struct Switch(bool);
-
-impl std::str::FromStr for Switch {
-    type Err = String;
-
-    fn from_str(value: &str) -> Result<Self, String> {
-        Ok(Self(value == "1"))
     }
 }
 

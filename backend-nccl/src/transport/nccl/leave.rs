@@ -21,7 +21,8 @@ pub(super) fn leave(shared: &Shared) {
         return shared.comm.abort();
     }
     let barrier = Deadline::after(BARRIER_LIMIT.min(shared.timeout));
-    if let Err(failure) = shared.group.gather(&format!("{}/leave", shared.label), &[], barrier) {
+    let tally = serde_json::to_vec(&shared.progress.tally()).unwrap_or_default();
+    if let Err(failure) = shared.group.gather(&label(shared), &tally, barrier) {
         log::debug!("rank {} leaves its communicator alone: {failure}", shared.rank);
         return shared.comm.abort();
     }
@@ -30,6 +31,22 @@ pub(super) fn leave(shared: &Shared) {
         log::warn!("rank {} could not leave its communicator in good order: {refused:?}", shared.rank);
         shared.comm.abort();
     }
+}
+
+/// A rank that waits to leave, and has not done its part of an operation that is under way here: it never will.
+pub(super) fn leaver(shared: &Shared) -> Option<usize> {
+    let wishes = shared.group.posted(&label(shared)).into_iter().enumerate();
+    let mut wishes = wishes.filter_map(|(rank, wish)| Some((rank, wish?)));
+    let lacks = |(rank, wish): &(usize, Vec<u8>)| {
+        let tally = serde_json::from_slice(wish).ok();
+        *rank != shared.rank
+            && tally.is_some_and(|tally| shared.progress.needs_more(*rank, &tally, shared.rank))
+    };
+    wishes.find(lacks).map(|(rank, _)| rank)
+}
+
+fn label(shared: &Shared) -> String {
+    format!("{}/leave", shared.label)
 }
 
 fn finalize(shared: &Shared) -> Result<(), Refused> {

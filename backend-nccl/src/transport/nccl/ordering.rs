@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
+    engine::Settings,
     event::{Event, Events},
     gpu::Gpu,
     refused::Refused,
@@ -20,20 +21,22 @@ const ROUNDS: u8 = 2;
 const TEST_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_micros(100);
 
-/// The ordering to use where `wish` is asked for.
+/// The ordering to use.
 ///
 /// # Errors
 ///
 /// [`DeviceError::Ordering`] for context events that cannot be had.
 pub(super) fn resolve(
-    wish: StreamOrdering,
+    settings: &Settings,
     gpu: &Arc<Gpu>,
     deadline: Deadline,
 ) -> Result<StreamOrdering, DeviceError> {
+    let wish = settings.ordering;
     if wish == StreamOrdering::HostFence {
         return Ok(wish);
     }
-    match (test(gpu, deadline), wish) {
+    let have = settings.variables.against_context_events().map_or_else(|| test(gpu, deadline), Err);
+    match (have, wish) {
         (Ok(()), _) => Ok(StreamOrdering::ContextEvents),
         (Err(reason), StreamOrdering::Auto) => {
             log::info!("streams of GPU {} are ordered by the host: {reason}", gpu.ordinal);

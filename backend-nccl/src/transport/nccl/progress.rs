@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::operation::{DeviceCall, DeviceOperation};
+use super::{
+    operation::{DeviceCall, DeviceOperation},
+    tally::{Needs, Tally},
+};
 use crate::{deadline::Deadline, failure::Failure, transport::DType};
 
 /// The state of a communicator's operations, which are numbered from 1 in the order of their starts.
@@ -26,11 +29,20 @@ struct State {
     enqueued: u64,
     ended: u64,
     /// Those that have started and not ended.
-    pending: VecDeque<(u64, Deadline, Summary)>,
+    pending: VecDeque<Pending>,
+    tally: Tally,
     failure: Option<Failure>,
     /// By when the communicator must have been left.
     leaving: Option<Instant>,
     closed: bool,
+}
+
+#[derive(Debug)]
+struct Pending {
+    number: u64,
+    deadline: Deadline,
+    summary: Summary,
+    needs: Needs,
 }
 
 /// How far an operation must have come.
@@ -44,7 +56,7 @@ pub(super) enum Stage {
 
 /// An operation in words.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Summary {
+struct Summary {
     name: &'static str,
     dtype: DType,
     bytes: usize,
@@ -61,14 +73,15 @@ impl Progress {
     /// # Errors
     ///
     /// The failure that has ended the communicator.
-    pub(super) fn start(&self, summary: Summary, deadline: Deadline) -> Result<u64, Failure> {
+    pub(super) fn start(&self, call: &DeviceCall, deadline: Deadline) -> Result<u64, Failure> {
         let mut state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
         state.started += 1;
         let number = state.started;
-        state.pending.push_back((number, deadline, summary));
+        let (summary, needs) = (Summary::of(call), state.tally.count(&call.operation));
+        state.pending.push_back(Pending { number, deadline, summary, needs });
         if state.pending.len() == 1 {
             self.watched.notify_all();
         }
@@ -137,8 +150,19 @@ impl Progress {
     /// The failure of the oldest operation whose deadline has passed, if there is one.
     pub(super) fn overdue(&self) -> Option<Failure> {
         let state = self.lock();
-        let (_, deadline, summary) = state.pending.front().filter(|(_, deadline, _)| deadline.expired())?;
+        let Pending { deadline, summary, .. } =
+            state.pending.front().filter(|pending| pending.deadline.expired())?;
         Some(Failure::Stalled { operation: summary.to_string(), limit: deadline.limit() })
+    }
+
+    /// What this rank has called so far.
+    pub(super) fn tally(&self) -> Tally {
+        self.lock().tally.clone()
+    }
+
+    /// Whether an operation of `rank` needs what a rank that leaves with this tally has not done.
+    pub(super) fn needs_more(&self, leaver: usize, tally: &Tally, rank: usize) -> bool {
+        self.lock().pending.iter().any(|pending| !tally.meets(pending.needs, leaver, rank))
     }
 
     /// Whether the communicator should have been left by now.
@@ -162,7 +186,7 @@ impl Progress {
     /// Waits until the communicator has been left, for `limit` beyond the deadlines of its operations. Whether it has.
     pub(super) fn wait_closed(&self, limit: Duration) -> bool {
         let mut state = self.lock();
-        let pending = state.pending.back().map_or(Duration::ZERO, |(_, deadline, _)| deadline.remaining());
+        let pending = state.pending.back().map_or(Duration::ZERO, |pending| pending.deadline.remaining());
         let deadline = Deadline::after(pending.saturating_add(limit));
         while !state.closed && !deadline.expired() {
             let waited = self.changed.wait_timeout(state, deadline.remaining());
@@ -188,14 +212,14 @@ impl Progress {
 
 impl State {
     fn forget(&mut self, number: u64) {
-        while self.pending.front().is_some_and(|(pending, ..)| *pending <= number) {
+        while self.pending.front().is_some_and(|pending| pending.number <= number) {
             self.pending.pop_front();
         }
     }
 }
 
 impl Summary {
-    pub(super) fn of(call: &DeviceCall) -> Self {
+    fn of(call: &DeviceCall) -> Self {
         let len = |region: &super::Region| region.len_bytes;
         let (name, bytes) = match &call.operation {
             DeviceOperation::AllReduce { send, .. } => ("all_reduce", len(send)),

@@ -69,8 +69,7 @@ impl Setup {
     /// Finds what this rank has, and compares it with the others.
     fn agree(&self) -> Result<Found> {
         let found = find::find(&self.settings, self.deadline);
-        let own =
-            found.as_ref().map(|found| find::identify(found, self.settings.ordinal)).map_err(Clone::clone);
+        let own = found.as_ref().map(|found| find::identify(found, &self.settings)).map_err(Clone::clone);
         let ranks = compare(self.gather("identity", &own, self.deadline)?);
         let ranks = ranks.map_err(|wrong| self.device_error(wrong.rank, *wrong.error))?;
         for (rank, identity) in ranks.iter().enumerate() {

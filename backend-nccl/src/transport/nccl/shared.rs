@@ -8,11 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{communicator::Communicator, event::Events, gpu::Gpu, progress::Progress, refused::Refused};
+use super::{
+    communicator::Communicator, event::Events, gpu::Gpu, leave, progress::Progress, refused::Refused,
+};
 use crate::{failure::Failure, transport::Transport};
 
 /// How long operations may go on after a rank has left or is lost: what they need of it may be on its way.
 const GRACE: Duration = Duration::from_secs(1);
+/// The pause between two looks for ranks that wait to leave.
+const WISH_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -41,6 +45,12 @@ impl Shared {
         }
     }
 
+    /// Why nothing more can start: the group has ended, or a rank is lost. One that has left is another matter, since what
+    /// starts now may need what it sent before.
+    pub(super) fn end_of_group(&self) -> Option<Failure> {
+        self.group.obstacle().filter(|failure| !matches!(failure, Failure::PeerLeft { .. }))
+    }
+
     /// What ends the group where something was refused: the first failure, where that is why.
     pub(super) fn failure_of(&self, refused: Refused) -> Failure {
         let aborted =
@@ -66,6 +76,8 @@ impl Shared {
 pub(super) struct Trouble {
     /// Since when a rank has been gone.
     gone: Option<Instant>,
+    /// When it was looked for ranks that wait to leave.
+    wishes: Option<Instant>,
 }
 
 impl Trouble {
@@ -74,12 +86,21 @@ impl Trouble {
         if let Some(failure) = shared.progress.failure() {
             return Some(failure);
         }
-        if let Some(failure) = shared.group.obstacle() {
+        if let Some(failure) = shared.group.obstacle().or_else(|| self.wish(shared)) {
             let is_gone = matches!(failure, Failure::PeerLost { .. } | Failure::PeerLeft { .. });
             if !is_gone || self.gone.get_or_insert_with(Instant::now).elapsed() >= GRACE {
                 return Some(failure);
             }
         }
         shared.progress.overdue()
+    }
+
+    /// The rank that waits to leave while it is needed.
+    fn wish(&mut self, shared: &Shared) -> Option<Failure> {
+        if self.gone.is_none() && self.wishes.is_some_and(|last| last.elapsed() < WISH_PAUSE) {
+            return None;
+        }
+        self.wishes = Some(Instant::now());
+        leave::leaver(shared).map(|rank| Failure::PeerLeft { rank })
     }
 }

@@ -1,6 +1,6 @@
 //! The communicators of a group, one for each GPU that this rank has used in it.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::Nccl;
 use crate::{Result, transport::DeviceTransport};
@@ -11,6 +11,10 @@ pub(crate) struct Slots {
     made: Mutex<Made>,
     /// What should carry tensors on GPUs, once it has been asked.
     wish: OnceLock<DeviceTransport>,
+    /// Held while one is made: who comes meanwhile needs the same one. Who only asks what there is does not wait for it.
+    making: Mutex<()>,
+    /// Whether the ranks go the same way, once they have compared.
+    agreed: Mutex<Option<Result<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -33,32 +37,64 @@ impl Slots {
         }
     }
 
-    /// The communicator of a GPU, made by the first call with its number. Held for its time: who comes meanwhile needs the
-    /// same one.
+    /// What the comparison of the ranks has come to, which the first call makes.
+    ///
+    /// # Errors
+    ///
+    /// That of the comparison.
+    pub(crate) fn agree(&self, compare: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.agreed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(compare).clone()
+    }
+
+    /// The communicator of a GPU, made by the first call with its number.
+    ///
+    /// # Errors
+    ///
+    /// Those of `connect`.
     pub(crate) fn get_or_connect(
         &self,
         ordinal: usize,
         connect: impl FnOnce(u64) -> Result<Nccl>,
     ) -> Result<Arc<Nccl>> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, nccl)) = made.by_ordinal.iter().find(|(known, _)| *known == ordinal) {
-            return Ok(nccl.clone());
+        let find = |made: &Made| {
+            let mut known = made.by_ordinal.iter();
+            known.find(|(known, _)| *known == ordinal).map(|(_, nccl)| nccl.clone())
+        };
+        if let Some(nccl) = find(&self.lock()) {
+            return Ok(nccl);
         }
-        made.begun += 1;
-        let nccl = Arc::new(connect(made.begun)?);
-        made.by_ordinal.push((ordinal, nccl.clone()));
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = {
+            let mut made = self.lock();
+            if let Some(nccl) = find(&made) {
+                return Ok(nccl);
+            }
+            made.begun += 1;
+            made.begun
+        };
+        let nccl = Arc::new(connect(number)?);
+        self.lock().by_ordinal.push((ordinal, nccl.clone()));
         Ok(nccl)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Made> {
+        // It guards plain values that are valid at every step.
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any communicator has been begun.
+    pub(crate) fn is_used(&self) -> bool {
+        self.lock().begun > 0
     }
 
     /// The communicators that there are.
     pub(crate) fn all(&self) -> Vec<Arc<Nccl>> {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.by_ordinal.iter().map(|(_, nccl)| nccl.clone()).collect()
+        self.lock().by_ordinal.iter().map(|(_, nccl)| nccl.clone()).collect()
     }
 
     /// Leaves all communicators, once their operations have ended or their deadlines have passed.
     pub(crate) fn close(&self) {
-        let made = std::mem::take(&mut self.made.lock().unwrap_or_else(PoisonError::into_inner).by_ordinal);
+        let made = std::mem::take(&mut self.lock().by_ordinal);
         made.iter().for_each(|(_, nccl)| nccl.close());
     }
 }

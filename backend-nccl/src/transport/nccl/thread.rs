@@ -120,14 +120,15 @@ impl Owner {
             ending.run(Some(&failure));
             return self.shared.progress.given_up(number);
         }
+        let trouble = self.trouble.look(&self.shared);
         let flying = Flying { number, done, is_enqueued: false, is_touched: false, ending };
         // Before anything else, so that a failure finds it here whatever it comes from.
         self.flying.push_back(flying);
-        match self.enqueue(&operation, dtype, ready) {
-            Ok(()) => {
-                on_start();
-                self.shared.progress.enqueued(number);
-            }
+        // NCCL may not let go of it until another rank comes.
+        on_start();
+        // Nobody has looked while there was nothing under way.
+        match trouble.map_or(Ok(()), Err).and_then(|()| self.enqueue(&operation, dtype, ready)) {
+            Ok(()) => self.shared.progress.enqueued(number),
             Err(failure) => self.end_with(failure),
         }
     }

@@ -318,6 +318,24 @@ fn a_group_that_is_ended_by_its_program_ends_what_is_under_way() {
 }
 
 #[test]
+fn a_group_that_has_ended_while_nothing_was_under_way_takes_no_operation() {
+    let failures = Plan::of(2).run(|rank| {
+        rank.reduce().unwrap();
+        // Both have ended theirs before one of them ends the group.
+        rank.group.transport().gather("reduced", &[], crate::Deadline::after(SOON)).unwrap();
+        if rank.rank == 1 {
+            rank.group.abort("enough");
+        }
+        super::wait(|| rank.group.transport().obstacle().is_some());
+        let nothing = Region { address: 0, len_bytes: 0 };
+        let operation = DeviceOperation::AllReduce { send: nothing, recv: nothing, op: ReduceOp::Sum };
+        rank.start(operation, DType::U8, ()).map(drop).unwrap_err()
+    });
+    let expected = Failure::Aborted { rank: 1, reason: "enough".into() };
+    assert_eq!(failures, [expected.clone(), expected]);
+}
+
+#[test]
 fn a_failure_keeps_the_memory_until_the_stream_has_ended() {
     // Freed memory is poisoned, and its use is a fault that `run` finds.
     for seed in 1..6 {

@@ -3,6 +3,7 @@
 
 mod endings;
 mod failures;
+mod groups;
 mod operations;
 mod orderings;
 mod processes;
@@ -21,7 +22,7 @@ use std::{
 use stubs::{Config, Stubs};
 
 use super::{
-    Libraries, Nccl, Settings,
+    Libraries, Nccl, Settings, Variables,
     driver::Driver,
     engine::Flight,
     event::Events,
@@ -85,6 +86,7 @@ impl Plan {
             ordering: self.ordering,
             timeout: self.timeout,
             libraries: libraries(stubs),
+            variables: Variables::default(),
         }
     }
 

@@ -61,6 +61,24 @@ fn context_events_that_were_asked_for_and_cannot_be_had_are_an_error_on_every_ra
 }
 
 #[test]
+fn the_host_orders_where_nccl_copies_by_the_driver_in_the_midst_of_a_collective() {
+    let stubs = Stubs::install(&Config::default()).unwrap();
+    let copies = |_, mut settings: super::Settings| {
+        settings.variables.copies = Some("NCCL_SHM_USE_CUDA_MEMCPY");
+        settings
+    };
+    let orderings = Plan::of(2).run_each(|_| &stubs, copies, |rank| rank.unwrap().nccl.ordering());
+    assert_eq!(orderings, [StreamOrdering::HostFence; 2]);
+    let asked = Plan::of(2).ordered(StreamOrdering::ContextEvents);
+    let errors = asked.run_each(|_| &stubs, copies, |rank| rank.map(|_| ()).unwrap_err());
+    for error in errors {
+        let Error::Device { error, .. } = error else { panic!("{error}") };
+        let DeviceError::Ordering { reason } = *error else { panic!("{error}") };
+        assert!(reason.contains("NCCL_SHM_USE_CUDA_MEMCPY"), "{reason}");
+    }
+}
+
+#[test]
 fn ranks_may_be_ordered_differently() {
     let plan = Plan::of(2);
     let stubs = Stubs::install(&plan.config).unwrap();

@@ -118,6 +118,30 @@ fn a_library_without_the_functions_that_only_newer_ones_have_does() {
 }
 
 #[test]
+fn a_variable_that_makes_calls_wait_is_refused_with_the_remedy() {
+    let change = |rank, mut settings: Settings| {
+        settings.variables.blocks = rank == 1;
+        settings
+    };
+    match refused(&Plan::of(2), 1, change) {
+        error @ DeviceError::Variable { .. } => {
+            let text = error.to_string();
+            assert!(text.starts_with("NCCL_COMM_BLOCKING=1 ") && text.ends_with("; unset it"), "{text}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn the_place_of_the_handle_lasts_while_an_old_nccl_makes_the_communicator() {
+    let plan = Plan::of(3).with(|config| {
+        config.nccl.version = 21701;
+        config.nccl.in_progress_polls = 3;
+    });
+    plan.run(|rank| rank.reduce().unwrap());
+}
+
+#[test]
 fn an_nccl_that_is_too_old_says_so_and_not_which_functions_it_lacks() {
     let plan = Plan::of(2).with(|config| {
         config.nccl.version = 21602;

@@ -97,6 +97,7 @@ unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut i32, greatest: *mut
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxRecordEvent(context: usize, event: usize) -> i32 {
     call("cuCtxRecordEvent", |driver| {
+        need_current()?;
         let context = driver.context_at(context)?;
         let event = driver.event_at("cuCtxRecordEvent", event)?;
         if event.device != context.device {
@@ -112,6 +113,7 @@ extern "C" fn cuCtxRecordEvent(context: usize, event: usize) -> i32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxWaitEvent(context: usize, event: usize) -> i32 {
     call("cuCtxWaitEvent", |driver| {
+        need_current()?;
         let context = driver.context_at(context)?;
         context.wait_all(&driver.event_at("cuCtxWaitEvent", event)?.marks());
         Ok(())

@@ -1,5 +1,7 @@
 //! How communicators begin and end.
 
+use std::time::Duration;
+
 use super::{
     configuration::{self, Configuration},
     put,
@@ -12,9 +14,13 @@ use crate::{
     unique_id::UniqueId,
 };
 
+/// The first version whose thread has the handle by value.
+const FIRST_WITHOUT_PLACE: i32 = 21800;
+const PLACE_DELAY: Duration = Duration::from_millis(5);
+
 /// Makes a communicator. One that does not block connects in a thread, and its handle is given at once.
 unsafe fn init(
-    function: &str,
+    function: &'static str,
     out: *mut usize,
     ranks: i32,
     id: UniqueId,
@@ -48,8 +54,27 @@ unsafe fn init(
         });
     }
     // What it finds is told by polls.
-    std::thread::spawn(move || made.connect(&id));
+    let place = out.expose_provenance();
+    std::thread::spawn(move || {
+        keeps_place(function, place, made.handle);
+        made.connect(&id)
+    });
     Err(code::IN_PROGRESS)
+}
+
+/// Looks at the place of the handle while the communicator is made, as NCCL does up to 2.17: the caller must keep it.
+fn keeps_place(function: &str, place: usize, handle: usize) {
+    if library().config().version >= FIRST_WITHOUT_PLACE {
+        return;
+    }
+    // Time for the caller to go on.
+    std::thread::sleep(PLACE_DELAY);
+    // SAFETY: the caller's promise, as in C. One that has broken it has most likely written something else there since.
+    let found = unsafe { std::ptr::with_exposed_provenance::<usize>(place).read_volatile() };
+    if found != handle {
+        let text = format!("{function}: the handle's place was used for something else while it was needed");
+        library().double.fault(text);
+    }
 }
 
 #[unsafe(no_mangle)]
