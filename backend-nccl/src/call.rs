@@ -19,6 +19,8 @@ pub struct Call {
     status: Arc<Mutex<Option<Error>>>,
     /// Set in a backward pass, where nobody reads the status.
     ends_group: bool,
+    /// Whether a collective on a GPU has ended there when it returns, so that its success is certain.
+    is_final: bool,
     /// The user's line that made the call; for an adjoint, the call that it is the adjoint of.
     location: &'static Location<'static>,
 }
@@ -28,7 +30,19 @@ impl Call {
     #[track_caller]
     pub fn new(group: &ProcessGroup) -> Self {
         let location = site::location();
-        Self { group: group.clone(), status: Arc::default(), ends_group: false, location }
+        Self { group: group.clone(), status: Arc::default(), ends_group: false, is_final: false, location }
+    }
+
+    /// A call whose user may read the result next, and is to know from the call whether it is one. Training does not wait so:
+    /// its steps follow each other on the GPU, and the failure of one is that of the next.
+    pub(crate) fn awaited(self) -> Self {
+        Self { is_final: true, ..self }
+    }
+
+    /// Whether to wait until a GPU has ended the collective.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA tensors come here"))]
+    pub(crate) fn is_final(&self) -> bool {
+        self.is_final
     }
 
     /// A part of this call that tells its own error.
@@ -40,7 +54,7 @@ impl Call {
     /// go on with a wrong gradient.
     pub(crate) fn in_backward(&self) -> Self {
         let (group, location) = (self.group.clone(), self.location);
-        Self { group, status: Arc::default(), ends_group: true, location }
+        Self { group, status: Arc::default(), ends_group: true, is_final: false, location }
     }
 
     /// Notes its line for the collectives made until the guard is dropped.

@@ -113,7 +113,7 @@ fn run<const D: usize>(
 ) -> Result<Tensor<D>> {
     let _site = site::enter();
     backends::check()?;
-    let call = Call::new(group);
+    let call = Call::new(group).awaited();
     let output = op(tensor.into_dispatch(), call.clone());
     call.result()?;
     Ok(Tensor::from_dispatch(output))

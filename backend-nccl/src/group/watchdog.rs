@@ -199,11 +199,12 @@ impl Witness for Watchdog {
             Failure::Stalled { operation, limit } => {
                 let missed = Missed { missing: Vec::new(), last: Vec::new(), limit };
                 let oldest = self.recorder.position().pending;
-                let Missed { missing, last, limit } = self.examine_deadline(missed, oldest, control);
-                match missing.is_empty() {
-                    true => Failure::Stalled { operation, limit },
-                    false => Failure::Deadline { missing, last, limit },
+                let Missed { missing, last, limit } = self.examine_deadline(missed, oldest.clone(), control);
+                if !missing.is_empty() {
+                    return Failure::Deadline { missing, last, limit };
                 }
+                let differing = oldest.and_then(|own| differing(self.rank, &own, &self.ranks()));
+                differing.unwrap_or(Failure::Stalled { operation, limit })
             }
             Failure::Mismatch { rank, call, peer, peer_call, .. } => {
                 let about = control.ask(&[peer], Some(peer_call), ANSWER_LIMIT).pop().flatten();
@@ -226,6 +227,17 @@ impl Witness for Watchdog {
         // Without a thread nothing is written here; the rank's own next call tries again.
         let _ = std::thread::Builder::new().name("burn-nccl-record".into()).spawn(watch);
     }
+}
+
+/// The mismatch where a rank is in another operation at the same place in the order: NCCL compares nothing, and hangs.
+fn differing(rank: usize, own: &Operation, ranks: &[RankStatus]) -> Option<Failure> {
+    let pending = |status: &RankStatus| Some((status.rank, status.answer.as_ref()?.pending.clone()?));
+    let (peer, other) = ranks.iter().filter_map(pending).find(|(_, other)| {
+        other.signature.sequence == own.signature.sequence && other.signature != own.signature
+    })?;
+    let sites = CallSites { call: Some(own.site()), peer_call: Some(other.site()) };
+    let (call, peer_call) = (own.signature, other.signature);
+    Some(Failure::Mismatch { rank, call, peer, peer_call, sites: Some(Box::new(sites)) })
 }
 
 fn read(account: &[u8]) -> Option<Account> {
@@ -380,6 +392,21 @@ mod tests {
         assert_eq!(told, missed(vec![1], vec![Some(operation(5).signature)]));
         let told = missed(vec![1], vec![None]).told(&[status(0, 4, None), status(1, 3, None)], None);
         assert_eq!(told.missing, [1]);
+    }
+
+    #[test]
+    fn ranks_that_wait_in_different_operations_at_one_place_are_a_mismatch_and_not_a_stall() {
+        let own = operation(5);
+        let mut ranks = [status(0, 4, Some(5)), status(1, 4, Some(5)), status(2, 4, Some(6))];
+        assert_eq!(differing(0, &own, &ranks), None, "the same, or at another place");
+        let Some(Answer { pending: Some(other), .. }) = &mut ranks[1].answer else { unreachable!() };
+        other.signature.bytes = 8;
+        let Some(Failure::Mismatch { rank: 0, call, peer: 1, peer_call, sites: Some(_) }) =
+            differing(0, &own, &ranks)
+        else {
+            panic!("no mismatch")
+        };
+        assert_eq!((call.bytes, peer_call.bytes), (4, 8));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::{
     device_error::DeviceError,
     dtype::wire_dtype,
     error::Result,
-    group::Planned,
+    group::{DeviceWork, Planned},
     ops::Call,
     transport::{
         ReduceOp,
@@ -122,7 +122,8 @@ fn run(
     };
     let _site = call.enter();
     let started = call.group.start_on_device(nccl, planned, || memory::fence(&send.client));
-    match started.and_then(|work| work.wait()) {
+    let wait = |work: DeviceWork| if call.is_final() { work.wait_for_end() } else { work.wait() };
+    match started.and_then(wait) {
         Ok(()) => true,
         Err(error) => {
             call.fail(error);

@@ -30,6 +30,7 @@ pub(crate) enum DeviceOperation {
     /// Give part `i` of `send` to rank `i`, and collect what the ranks give this one, in rank order. Not in place.
     AllToAll { send: Region, recv: Region },
     /// Send to one rank and receive from one, at the same time.
+    #[cfg_attr(feature = "cuda", allow(dead_code, reason = "messages of tensors still go by the host"))]
     Exchange { send: Option<(Region, usize)>, receive: Option<(Region, usize)> },
     /// Copy each part to its offset in `bucket` (in bytes; what is between them is zeroed), then reduce `bucket` in place.
     Bucket { parts: Vec<(Region, usize)>, bucket: Region, op: ReduceOp },

@@ -187,6 +187,10 @@ impl Owner {
     /// Ends the communicator, and all that has begun.
     fn end_with(&mut self, failure: Failure) {
         let failure = self.shared.fail(self.cause_of(failure));
+        if !self.flying.is_empty() {
+            // Who computes on the GPU may read what it leaves before anything returns the failure.
+            log::error!("rank {} gives up its collectives on a GPU: {failure}", self.shared.rank);
+        }
         self.shared.comm.abort();
         // The memory belongs to the device until it has come to the end of what it was given.
         let limit = Instant::now() + SETTLE_LIMIT;
