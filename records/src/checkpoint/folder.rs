@@ -116,7 +116,7 @@ fn write_files(folder: &Path, snapshot: Snapshot, group: Option<&ProcessGroup>) 
     save_tensors(model, folder.join(MODEL), &SaveOptions::default()).map_err(contents::failure)?;
     // A GPU may not have ended the step before it was read. Where that step fails, its values are wrong and no error tells.
     group
-        .map_or(Ok(()), ProcessGroup::check_health)
+        .map_or(Ok(()), ProcessGroup::check_values)
         .map_err(|failure| CheckpointFailure::Group { failure })?;
     write_file(folder.join(STATE), state::encode(&state), true, false).map_err(contents::failure)?;
     contents::seal(folder, &state)
