@@ -264,7 +264,18 @@ impl Missed {
             ranks.iter().filter(|status| is_meant(status)).map(|status| status.rank).collect()
         };
         let missing = match sequence {
-            None => Vec::new(),
+            // Whoever the message is from or for may itself wait for a rank that answers nobody.
+            None => {
+                let waits = |rank: &usize| {
+                    let answer = ranks.get(*rank).and_then(|status| status.answer.as_ref());
+                    answer.is_some_and(|answer| answer.pending.is_some())
+                };
+                if self.missing.iter().all(waits) {
+                    all(&|status| status.answer.is_none())
+                } else {
+                    Vec::new()
+                }
+            }
             Some(_) => {
                 let absent = all(&|status| match come(status) {
                     Some(come) => !come,
@@ -392,6 +403,15 @@ mod tests {
         assert_eq!(told, missed(vec![1], vec![Some(operation(5).signature)]));
         let told = missed(vec![1], vec![None]).told(&[status(0, 4, None), status(1, 3, None)], None);
         assert_eq!(told.missing, [1]);
+    }
+
+    #[test]
+    fn a_message_that_is_late_because_its_rank_waits_for_a_silent_one_names_the_silent_one() {
+        let silent = RankStatus { rank: 0, answer: None };
+        let waiting = [silent.clone(), status(1, 4, Some(5)), status(2, 4, Some(5))];
+        assert_eq!(missed(vec![1], vec![None]).told(&waiting, None).missing, [0]);
+        let busy = [silent, status(1, 4, None), status(2, 4, Some(5))];
+        assert_eq!(missed(vec![1], vec![None]).told(&busy, None).missing, [1], "it computes");
     }
 
     #[test]
