@@ -19,7 +19,7 @@ use crate::{
     site::CallSite,
     transport::{
         Call, Collective, DType, DeviceTransport, OpKind, Patience, ReduceOp, Signature, StreamOrdering,
-        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings, Variables},
+        nccl::{DeviceCall, DeviceOperation, Fence, Libraries, Nccl, Settings, TEST_BYTES, Variables},
         planned,
     },
 };
@@ -112,6 +112,7 @@ impl ProcessGroup {
             timeout: core.options.timeout,
             libraries,
             variables: Variables::from_environment(),
+            test_bytes: TEST_BYTES,
         };
         let deadline = Deadline::after(core.options.connect_timeout);
         let nccl = Nccl::connect(core.transport.clone(), settings, deadline)?;

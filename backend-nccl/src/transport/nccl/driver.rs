@@ -53,6 +53,7 @@ functions! {
         event_query: cuEventQuery(*mut c_void) -> c_int;
         mem_alloc: cuMemAlloc_v2(*mut u64, usize) -> c_int;
         mem_free: cuMemFree_v2(u64) -> c_int;
+        mem_get_info: cuMemGetInfo_v2(*mut usize, *mut usize) -> c_int;
         memcpy_dtod_async: cuMemcpyDtoDAsync_v2(u64, u64, usize, *mut c_void) -> c_int;
         memcpy_dtoh_async: cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, *mut c_void) -> c_int;
         memset_d8_async: cuMemsetD8Async(u64, u8, usize, *mut c_void) -> c_int;

@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) libraries: Libraries,
     /// What the environment tells NCCL.
     pub(crate) variables: Variables,
+    /// How much the test of context events moves at a time.
+    pub(crate) test_bytes: usize,
 }
 
 /// A communicator of a group on one GPU, with the thread that owns it.

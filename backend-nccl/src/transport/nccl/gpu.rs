@@ -61,6 +61,14 @@ impl Gpu {
         self.context
     }
 
+    /// The bytes that are free. The context must be the thread's.
+    pub(super) fn free_bytes(&self) -> Result<usize, Refused> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the results are locals.
+        let code = unsafe { (self.driver.functions.mem_get_info)(&mut free, &mut total) };
+        self.driver.check(code, "cuMemGetInfo", "ask for its free memory").map(|()| free)
+    }
+
     /// Makes the context that of this thread, which is one of ours, for good.
     pub(super) fn bind(&self) -> Result<(), Refused> {
         // SAFETY: the context lives as long as `self`, which the thread's owner keeps.

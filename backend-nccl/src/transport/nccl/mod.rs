@@ -44,5 +44,6 @@ mod watch;
 pub(crate) use candidates::Libraries;
 pub(crate) use engine::{Nccl, Settings};
 pub(crate) use operation::{DeviceCall, DeviceOperation, Fence, Region};
+pub(crate) use ordering::TEST_BYTES;
 pub(crate) use slots::Slots;
 pub(crate) use variables::Variables;

@@ -13,9 +13,12 @@ use crate::{deadline::Deadline, device_error::DeviceError, transport::StreamOrde
 
 /// The first driver with context events, as `cuDriverGetVersion` gives it.
 const FIRST_DRIVER: i32 = 12050;
-/// Large enough that a reader which does not wait comes too early.
-const TEST_BYTES: usize = 8 << 20;
-const COPIES: usize = 8;
+/// What the test moves at a time: more than the caches of a GPU hold, so that a reader which does not wait comes too early.
+pub(crate) const TEST_BYTES: usize = 64 << 20;
+/// The part of the free memory that the test takes at most, twice.
+const SHARE: usize = 512;
+const LEAST_BYTES: usize = 1 << 20;
+const COPIES: usize = 16;
 const ROUNDS: u8 = 2;
 /// What is submitted to the context by others is waited for too.
 const TEST_LIMIT: Duration = Duration::from_secs(10);
@@ -35,29 +38,37 @@ pub(super) fn resolve(
     if wish == StreamOrdering::HostFence {
         return Ok(wish);
     }
-    let have = settings.variables.against_context_events().map_or_else(|| test(gpu, deadline), Err);
-    match (have, wish) {
-        (Ok(()), _) => Ok(StreamOrdering::ContextEvents),
-        (Err(reason), StreamOrdering::Auto) => {
-            log::info!("streams of GPU {} are ordered by the host: {reason}", gpu.ordinal);
-            Ok(StreamOrdering::HostFence)
-        }
-        (Err(reason), _) => Err(DeviceError::Ordering { reason }),
+    let known = settings.variables.against_context_events().or_else(|| absent(gpu));
+    let is_known = known.is_some();
+    let Some(reason) = known.or_else(|| test(gpu, settings.test_bytes, deadline).err()) else {
+        return Ok(StreamOrdering::ContextEvents);
+    };
+    if wish != StreamOrdering::Auto {
+        return Err(DeviceError::Ordering { reason });
     }
+    let text = format!("streams of GPU {} are ordered by the host: {reason}", gpu.ordinal);
+    match is_known {
+        true => log::info!("{text}"),
+        // It costs a wait in every step, and the next start may be without it.
+        false => log::warn!("{text}"),
+    }
+    Ok(StreamOrdering::HostFence)
 }
 
-/// Why context events cannot be had, if they cannot.
-fn test(gpu: &Arc<Gpu>, deadline: Deadline) -> Result<(), String> {
+/// Why the driver has no context events, if so.
+fn absent(gpu: &Gpu) -> Option<String> {
     let driver = &gpu.driver;
     let has_both = driver.functions.ctx_record_event.is_some() && driver.functions.ctx_wait_event.is_some();
-    if driver.version < FIRST_DRIVER || !has_both {
+    (driver.version < FIRST_DRIVER || !has_both).then(|| {
         let cuda = driver.cuda();
-        return Err(format!(
-            "the driver, for CUDA {cuda}, has no context events, which come with that for 12.5"
-        ));
-    }
+        format!("the driver, for CUDA {cuda}, has no context events, which come with that for 12.5")
+    })
+}
+
+/// Why context events are not to be used, if they do not order as the driver promises.
+fn test(gpu: &Arc<Gpu>, bytes: usize, deadline: Deadline) -> Result<(), String> {
     let deadline = Deadline::after(TEST_LIMIT.min(deadline.remaining()));
-    match orders(gpu, deadline) {
+    match orders(gpu, bytes, deadline) {
         Ok(Verdict::Kept) => Ok(()),
         Ok(Verdict::Broken(what)) => {
             Err(format!("{what} did not wait in a test of the driver's context events"))
@@ -83,19 +94,22 @@ struct Bench {
     source: Memory,
     shared: Memory,
     seen: Memory,
+    bytes: usize,
 }
 
 /// Lets one stream read what another writes, ordered by the context alone, in both ways.
-fn orders(gpu: &Arc<Gpu>, deadline: Deadline) -> Result<Verdict, Refused> {
+fn orders(gpu: &Arc<Gpu>, bytes: usize, deadline: Deadline) -> Result<Verdict, Refused> {
     let _entered = gpu.enter()?;
+    let bytes = bytes.min(gpu.free_bytes()? / SHARE).max(LEAST_BYTES);
     let events = Events::new(gpu);
     let memory = |bytes| Memory::new(gpu, bytes, "a test of the driver");
     let bench = Bench {
         writer: Stream::new(gpu)?,
         reader: Stream::new(gpu)?,
-        source: memory(TEST_BYTES)?,
-        shared: memory(TEST_BYTES)?,
+        source: memory(bytes)?,
+        shared: memory(bytes)?,
         seen: memory(1)?,
+        bytes,
     };
     for round in 0..ROUNDS {
         for by_context in [Order::Record, Order::Wait] {
@@ -130,14 +144,7 @@ impl Bench {
         deadline: Deadline,
     ) -> Result<Verdict, Refused> {
         let (written, read) = (events.take()?, events.take()?);
-        let last = TEST_BYTES as u64 - 1;
-        // SAFETY: `self` lives until `read` is reached, or for ever.
-        unsafe {
-            for _ in 0..COPIES {
-                self.writer.copy(self.shared.address, self.source.address, TEST_BYTES)?;
-            }
-            self.writer.fill(self.shared.address, value, TEST_BYTES)?;
-        }
+        self.write(value)?;
         match order {
             Order::Record => {
                 written.record_context()?;
@@ -148,8 +155,9 @@ impl Bench {
                 written.hold_context()?;
             }
         }
-        // SAFETY: as above.
-        unsafe { self.reader.copy(self.seen.address, self.shared.address + last, 1) }?;
+        let last = self.shared.address + self.bytes as u64 - 1;
+        // SAFETY: `self` lives until `read` is reached, or for ever.
+        unsafe { self.reader.copy(self.seen.address, last, 1) }?;
         self.reader.record(&read)?;
         let found = match self.value_after(&read, deadline)? {
             Some(found) => found,
@@ -165,6 +173,17 @@ impl Bench {
             (false, Order::Record) => Verdict::Broken("cuCtxRecordEvent"),
             (false, Order::Wait) => Verdict::Broken("cuCtxWaitEvent"),
         })
+    }
+
+    /// Lets the writer write the value at the end of much else.
+    fn write(&self, value: u8) -> Result<(), Refused> {
+        // SAFETY: `self` lives until the writer is done, or for ever.
+        unsafe {
+            for _ in 0..COPIES {
+                self.writer.copy(self.shared.address, self.source.address, self.bytes)?;
+            }
+            self.writer.fill(self.shared.address, value, self.bytes)
+        }
     }
 
     /// What the reader has seen; `None` where it has not come to it in time.

@@ -87,6 +87,7 @@ impl Plan {
             timeout: self.timeout,
             libraries: libraries(stubs),
             variables: Variables::default(),
+            test_bytes: 4 << 20,
         }
     }
 

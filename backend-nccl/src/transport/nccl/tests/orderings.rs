@@ -44,6 +44,8 @@ fn the_host_orders_where_context_events_are_missing_or_do_nothing() {
         Plan::of(2).with(|config| config.cuda.driver_version = 12040),
         Plan::of(2).with(|config| config.cuda.context_events_are_empty = true),
         Plan::of(2).with(|config| config.cuda.injections.push(Injection::new("cuCtxRecordEvent", 0, 801))),
+        // Too little memory for the test of them.
+        Plan::of(2).with(|config| config.cuda.devices.iter_mut().for_each(|gpu| gpu.memory_bytes = 1 << 20)),
     ] {
         assert_eq!(chosen(&plan), [StreamOrdering::HostFence; 2], "{:?}", plan.config.cuda);
     }
