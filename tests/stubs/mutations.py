@@ -79,7 +79,7 @@ MUTATIONS = [
     (
         "leave-together",
         "a rank leaves without waiting for the others",
-        [(NCCL + "leave.rs", "shared.group.gather(&format!(\"{}/leave\", shared.label), &[], barrier)", "{ let _ = barrier; Ok::<(), crate::Failure>(()) }")],
+        [(NCCL + "leave.rs", "shared.group.gather(&label(shared), &tally, barrier)", "{ let _ = (barrier, &tally); Ok::<(), crate::Failure>(()) }")],
     ),
     (
         "deadline",
@@ -100,6 +100,41 @@ MUTATIONS = [
         "grace",
         "operations end at once when a rank has left",
         [(NCCL + "shared.rs", ".elapsed() >= GRACE", ".elapsed() >= GRACE * 0")],
+    ),
+    (
+        "settled-before-destroy",
+        "a communicator is destroyed before it has finished",
+        [(NCCL + "leave.rs", "while !comm.is_settled(ACTION)? {", "while false {")],
+    ),
+    (
+        "settled-before-use",
+        "a communicator is used before it is made",
+        [(NCCL + "life.rs", "while !shared.comm.is_settled(\"make its communicator\").map_err(refused)? {", "while false {")],
+    ),
+    (
+        "end-of-group",
+        "a group that has ended takes operations",
+        [(NCCL + "shared.rs", "self.group.obstacle().filter(|failure| !matches!(failure, Failure::PeerLeft { .. }))", "None")],
+    ),
+    (
+        "obstacle",
+        "nobody looks for ranks that are lost or have left",
+        [(NCCL + "shared.rs", "shared.group.obstacle().or_else(|| self.wish(shared))", "self.wish(shared)")],
+    ),
+    (
+        "wish-to-leave",
+        "nobody looks for ranks that wait to leave",
+        [(NCCL + "shared.rs", ".or_else(|| self.wish(shared))", "")],
+    ),
+    (
+        "cause",
+        "what NCCL says of a lost rank is told and not what the group knows",
+        [(NCCL + "thread.rs", "self.shared.fail(self.cause_of(failure))", "self.shared.fail(failure)")],
+    ),
+    (
+        "context",
+        "events of the context are used without a context of the thread",
+        [(NCCL + "event.rs", "        let gpu = &self.home.gpu;\n        let _entered = gpu.enter()?;\n        let Some(record)", "        let gpu = &self.home.gpu;\n        let Some(record)")],
     ),
 ]
 

@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     candidates::Libraries,
+    ending::Ending,
     event::Event,
     leave,
     operation::{DeviceCall, Fence},
@@ -16,7 +17,7 @@ use super::{
     refused::Refused,
     setup::{self, Running},
     shared::Shared,
-    thread::{Ending, Order, Ready, SETTLE_LIMIT},
+    thread::{Order, Ready, SETTLE_LIMIT},
     variables::Variables,
 };
 use crate::{

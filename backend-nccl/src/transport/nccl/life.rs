@@ -47,13 +47,14 @@ pub(super) fn live(
     orders: mpsc::Receiver<Order>,
     report: &mpsc::Sender<Result<(), Unmade>>,
 ) {
+    let _closed = Closed(shared);
     let stream = match make(shared, id, deadline) {
         Ok(stream) => stream,
         Err(unmade) => {
             shared.comm.abort();
             // Without a receiver the one who asked has given up.
             let _ = report.send(Err(unmade));
-            return shared.progress.closed();
+            return;
         }
     };
     let _ = report.send(Ok(()));
@@ -61,7 +62,15 @@ pub(super) fn live(
     owner.serve();
     leave::leave(shared);
     drop(owner);
-    shared.progress.closed();
+}
+
+/// Says at the end of the thread, whatever it comes from, that the communicator has been left.
+struct Closed<'a>(&'a Shared);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.progress.closed();
+    }
 }
 
 /// Makes the communicator, and the stream for it.

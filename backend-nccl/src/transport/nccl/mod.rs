@@ -18,6 +18,7 @@ mod codes;
 mod communicator;
 mod compare;
 mod driver;
+mod ending;
 mod engine;
 mod event;
 mod find;

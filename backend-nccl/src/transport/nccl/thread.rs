@@ -1,7 +1,6 @@
 //! The thread that owns a communicator: everything that NCCL and its stream are told comes from here, in order.
 
 use std::{
-    any::Any,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -13,9 +12,10 @@ use std::{
 
 use super::{
     api::{REMOTE_ERROR, SYSTEM_ERROR},
+    ending::Ending,
     event::Event,
     issue::Lane,
-    operation::{DeviceOperation, Fence, OnEnd},
+    operation::{DeviceOperation, Fence},
     shared::{Shared, Trouble},
     stream::Stream,
 };
@@ -46,12 +46,6 @@ pub(super) struct Order {
     pub(super) done: Arc<Event>,
     pub(super) on_start: Box<dyn FnOnce() + Send>,
     pub(super) ending: Ending,
-}
-
-/// What is left to do for an operation when the device is done with it.
-pub(super) struct Ending {
-    pub(super) keep: Box<dyn Any + Send>,
-    pub(super) on_end: OnEnd,
 }
 
 /// An operation that has been begun.
@@ -86,7 +80,12 @@ impl Owner {
         while catch_unwind(AssertUnwindSafe(|| self.run_all())).is_err() {
             let (rank, action) = (self.shared.rank, "go on with its collectives on a GPU".to_owned());
             let detail = "its communication thread has panicked, read its log for the message".to_owned();
-            self.end_with(Failure::System { rank, action, detail });
+            let failure = Failure::System { rank, action, detail };
+            if catch_unwind(AssertUnwindSafe(|| self.end_with(failure.clone()))).is_err() {
+                // The drop keeps the memory of what is under way, which nobody knows the end of now.
+                self.shared.progress.fail(failure);
+                return;
+            }
         }
     }
 
@@ -225,24 +224,13 @@ impl Owner {
     }
 }
 
-impl Ending {
-    /// Lets go of the memory, and tells of the end. Neither's panic is this thread's.
-    pub(super) fn run(self, failure: Option<&Failure>) {
-        let Self { keep, on_end } = self;
-        let dropped = catch_unwind(AssertUnwindSafe(|| drop(keep)));
-        let told = catch_unwind(AssertUnwindSafe(|| on_end(failure)));
-        if dropped.is_err() || told.is_err() {
-            log::error!("the end of a collective on a GPU has panicked where it was called");
-        }
-    }
-
-    /// Tells of the end and never lets go of the memory.
-    fn leak(self, failure: &Failure) {
-        let Self { keep, on_end } = self;
-        std::mem::forget(keep);
-        let told = catch_unwind(AssertUnwindSafe(|| on_end(Some(failure))));
-        if told.is_err() {
-            log::error!("the end of a collective on a GPU has panicked where it was called");
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let failure = self.shared.progress.failure();
+        for Flying { number, ending, .. } in self.flying.drain(..) {
+            let (rank, reason) = (self.shared.rank, "its communication thread has ended".into());
+            ending.leak(failure.as_ref().unwrap_or(&Failure::Aborted { rank, reason }));
+            self.shared.progress.given_up(number);
         }
     }
 }

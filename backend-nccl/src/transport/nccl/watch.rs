@@ -11,7 +11,7 @@ use super::{
 /// The pause between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long the owner may be in one call before somebody else looks for it.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The watchdog's thread.
 pub(super) fn watch(shared: Arc<Shared>) {

@@ -42,6 +42,10 @@ impl Communicator {
     pub(crate) fn destroy(&self) {
         library().remove(self.handle);
         let mut state = lock(&self.state);
+        if matches!(state.phase, Phase::Connecting | Phase::Finalizing) || state.waiting.is_some() {
+            let text = format!("ncclCommDestroy: the call before is in progress ({:?})", state.phase);
+            library().double.fault(text);
+        }
         while state.ended < state.launched && state.phase != Phase::Aborted {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
