@@ -1,8 +1,8 @@
 //! What carries tensors that lie on GPUs, and how it is ordered with the computation there.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Deserialize, Serialize};
+
+use super::named::named;
 
 /// What carries the collectives of CUDA tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,26 +54,6 @@ impl StreamOrdering {
             Self::HostFence => "host-fence",
         }
     }
-}
-
-macro_rules! named {
-    ($name:ident) => {
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            /// The one of a name; else the text of what would be right.
-            fn from_str(name: &str) -> Result<Self, String> {
-                let found = Self::ALL.into_iter().find(|one| one.name() == name);
-                found.ok_or_else(|| format!("one of {}", Self::ALL.map(Self::name).join(", ")))
-            }
-        }
-    };
 }
 
 named!(DeviceTransport);

@@ -1,8 +1,8 @@
 //! Which transport a group is to use.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Deserialize, Serialize};
+
+use super::named::named;
 
 /// The transport that carries a group's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -36,21 +36,7 @@ impl TransportKind {
     }
 }
 
-impl fmt::Display for TransportKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for TransportKind {
-    type Err = String;
-
-    /// The kind of a name; else the text of what would be right.
-    fn from_str(name: &str) -> Result<Self, String> {
-        let kind = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        kind.ok_or_else(|| format!("one of {}", Self::ALL.map(Self::name).join(", ")))
-    }
-}
+named!(TransportKind);
 
 #[cfg(test)]
 mod tests {

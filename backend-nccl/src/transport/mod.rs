@@ -20,6 +20,7 @@ pub(crate) mod mpi;
 #[cfg(not(feature = "mpi"))]
 #[path = "no_mpi.rs"]
 pub(crate) mod mpi;
+mod named;
 #[cfg(feature = "nccl")]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without CUDA tensors only tests come here"))]
 pub(crate) mod nccl;
