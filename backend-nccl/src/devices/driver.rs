@@ -1,20 +1,17 @@
 //! The GPUs that the CUDA driver shows this process, by ordinal. Only the driver knows them for sure.
 
-use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use libloading::Library;
-
 use super::gpu::sysfs_bus_id;
+use crate::DeviceError;
+use crate::transport::nccl::{Libraries, Library};
 
 /// Longer than any name of a GPU, and than any place on the bus.
 const TEXT_BYTES: usize = 128;
 /// `CUDA_ERROR_NO_DEVICE`: there is no GPU, or all are hidden.
 const NO_DEVICE: c_int = 100;
-
-/// Where it is: `.so.1` is what drivers install.
-const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// A GPU as the driver shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,51 +49,37 @@ struct Driver {
 /// In words, why it does not answer.
 pub(super) fn ask() -> Result<DriverView, String> {
     static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-    DRIVER.get_or_init(|| Driver::load(&LIBRARIES)).as_ref().map_err(Clone::clone)?.view()
+    let load = || Driver::load(&Libraries::from_environment().driver());
+    DRIVER.get_or_init(load).as_ref().map_err(Clone::clone)?.view()
 }
 
 /// As [`ask`], of the first of these libraries that can be loaded. It stays loaded.
 #[cfg(test)]
 pub(super) fn ask_library(libraries: &[&str]) -> Result<DriverView, String> {
-    Driver::load(libraries)?.view()
+    Driver::load(&libraries.iter().map(PathBuf::from).collect::<Vec<_>>())?.view()
 }
 
 impl Driver {
-    fn load(names: &[&str]) -> Result<Self, String> {
-        let mut first_reason = None;
-        for name in names {
-            // SAFETY: the driver's library runs its own constructors when it is loaded; it is made to be loaded like this.
-            match unsafe { Library::new(*name) } {
-                Ok(library) => return Self::functions(library),
-                Err(error) => first_reason = first_reason.or_else(|| Some(words(&error))),
-            }
-        }
-        Err(first_reason.unwrap_or_default())
+    fn load(candidates: &[PathBuf]) -> Result<Self, String> {
+        const REMEDY: &str = "install the NVIDIA driver, or name its library with BURN_NCCL_CUDA_LIBRARY";
+        let library = Library::open("the CUDA driver", candidates, Vec::new(), REMEDY);
+        library.and_then(|library| Self::functions(&library)).map_err(|error| error.to_string())
     }
 
-    fn functions(library: Library) -> Result<Self, String> {
-        // It must outlive the functions that are taken from it, and it is never unloaded: the driver has threads.
-        let library: &'static Library = Box::leak(Box::new(library));
-        /// # Safety
-        ///
-        /// `T` must be the type of the function `name`.
-        unsafe fn function<T: Copy>(library: &'static Library, name: &str) -> Result<T, String> {
-            // SAFETY: the caller's promise.
-            let symbol = unsafe { library.get::<T>(name.as_bytes()) };
-            symbol.map(|symbol| *symbol).map_err(|error| words(&error))
-        }
+    fn functions(library: &Library) -> Result<Self, DeviceError> {
         // SAFETY: the types are those of cuda.h (CUDA 12; the driver keeps them for the names without a suffix too).
         unsafe {
             Ok(Self {
-                init: function(library, "cuInit")?,
-                version: function(library, "cuDriverGetVersion")?,
-                count: function(library, "cuDeviceGetCount")?,
-                get: function(library, "cuDeviceGet")?,
-                name: function(library, "cuDeviceGetName")?,
-                bus_id: function(library, "cuDeviceGetPCIBusId")?,
+                init: library.required("cuInit")?,
+                version: library.required("cuDriverGetVersion")?,
+                count: library.required("cuDeviceGetCount")?,
+                get: library.required("cuDeviceGet")?,
+                name: library.required("cuDeviceGetName")?,
+                bus_id: library.required("cuDeviceGetPCIBusId")?,
                 // The second one tells MIG instances of one GPU apart; drivers before 11.4 have the first one only.
-                uuid: function(library, "cuDeviceGetUuid_v2")
-                    .or_else(|_| function(library, "cuDeviceGetUuid"))?,
+                uuid: library
+                    .required("cuDeviceGetUuid_v2")
+                    .or_else(|_| library.required("cuDeviceGetUuid"))?,
             })
         }
     }
@@ -135,11 +118,6 @@ impl Driver {
         })?;
         Ok(DriverGpu { uuid: uuid_text(uuid), name, pci_bus_id: sysfs_bus_id(&bus_id) })
     }
-}
-
-/// What the loader says. The error itself names only its own call.
-fn words(error: &libloading::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn text(function: &str, fill: impl FnOnce(*mut c_char, c_int) -> c_int) -> Result<String, String> {

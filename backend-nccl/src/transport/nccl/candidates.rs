@@ -50,7 +50,7 @@ impl Libraries {
     }
 
     /// What is tried for the driver.
-    pub(super) fn driver(&self) -> Vec<PathBuf> {
+    pub(crate) fn driver(&self) -> Vec<PathBuf> {
         match &self.driver {
             Some(named) => vec![named.clone()],
             None => ["libcuda.so.1", "libcuda.so"].map(PathBuf::from).into(),

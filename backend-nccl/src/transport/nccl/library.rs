@@ -5,7 +5,7 @@ use std::{ffi::c_void, fmt, mem::ManuallyDrop, path::PathBuf};
 use crate::device_error::DeviceError;
 
 /// A library of this process.
-pub(super) struct Library {
+pub(crate) struct Library {
     /// `NCCL` or `the CUDA driver`.
     name: &'static str,
     remedy: &'static str,
@@ -21,7 +21,7 @@ impl Library {
     /// # Errors
     ///
     /// [`DeviceError::LibraryMissing`] with what the loader said of each, and `notes` on what was not even tried.
-    pub(super) fn open(
+    pub(crate) fn open(
         name: &'static str,
         candidates: &[PathBuf],
         notes: Vec<String>,
@@ -52,7 +52,7 @@ impl Library {
     /// # Safety
     ///
     /// `T` must be the type of the pointer to that function.
-    pub(super) unsafe fn required<T: Copy>(&self, symbol: &str) -> Result<T, DeviceError> {
+    pub(crate) unsafe fn required<T: Copy>(&self, symbol: &str) -> Result<T, DeviceError> {
         // SAFETY: the caller's promise.
         unsafe { self.optional(symbol) }.ok_or_else(|| DeviceError::SymbolMissing {
             library: self.name.into(),

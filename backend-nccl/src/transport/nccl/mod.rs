@@ -44,6 +44,7 @@ mod watch;
 
 pub(crate) use candidates::Libraries;
 pub(crate) use engine::{Nccl, Settings};
+pub(crate) use library::Library;
 pub(crate) use operation::{DeviceCall, DeviceOperation, Fence, Region};
 pub(crate) use ordering::TEST_BYTES;
 pub(crate) use slots::Slots;
